@@ -1,0 +1,38 @@
+"""Reductions. They keep the axes they reduce, with size 1; `reshape` drops them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from egcompile.errors import TypeMismatch
+from egcompile.ir.types import TensorType
+from egcompile.ops.opdef import Kind, OpDef, Sample, register
+
+
+def _reduced(x: TensorType, dims: tuple[int, ...]) -> TensorType:
+    if list(dims) != sorted(set(dims)) or not all(0 <= d < x.rank for d in dims) or not dims:
+        raise TypeMismatch(f"reduction over {list(dims)} of {x}; dims are sorted, distinct and some")
+    return TensorType(tuple(1 if i in dims else n for i, n in enumerate(x.shape)), x.dtype)
+
+
+def _reduction(name: str, evaluate: Callable[..., torch.Tensor]) -> OpDef:
+    samples = (Sample(("f64[3,4]",), {"dims": (1,)}), Sample(("f64[2,3,4]",), {"dims": (0, 2)}))
+    return register(
+        OpDef(
+            name,
+            Kind.REDUCTION,
+            ("x",),
+            {"dims": "ints"},
+            type_rule=_reduced,
+            evaluate=evaluate,
+            samples=samples,
+        )
+    )
+
+
+sum = _reduction("sum", lambda x, dims: torch.sum(x, dims, keepdim=True))
+mean = _reduction("mean", lambda x, dims: torch.mean(x, dims, keepdim=True))
+amax = _reduction("amax", lambda x, dims: torch.amax(x, dims, keepdim=True))
+amin = _reduction("amin", lambda x, dims: torch.amin(x, dims, keepdim=True))
