@@ -1,4 +1,4 @@
-"""The ceilings of this machine: copy bandwidth, matrix rate, attention kernels. `python -m benchmarks.environment`."""
+"""The ceilings of this machine: `python -m benchmarks.environment`."""
 
 from __future__ import annotations
 
@@ -61,27 +61,27 @@ def attention() -> dict[str, Any]:
         .requires_grad_()
         for heads in (16, 8, 8)
     )
+    every = [b for name, b in SDPBackend.__members__.items() if name not in ("ERROR", "OVERRIDEABLE")]
+    choices = {"default": every} | {b.name: [b] for b in every if b.name != "MATH"}
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def timed(backends: list[Any]) -> dict[str, Any]:
+        with sdpa_kernel(backends):
+            out = forward()
+            ct = torch.randn_like(out)
+
+            def backward() -> Any:
+                return torch.autograd.grad(out, (q, k, v), ct, retain_graph=True)
+
+            node = out.grad_fn.name() if out.grad_fn else ""
+            return {"node": node, "forward": milliseconds(forward), "backward": milliseconds(backward)}
+
     rows: dict[str, Any] = {}
-    for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "default"):
+    for name, backends in choices.items():
         try:
-            backends = list(SDPBackend.__members__.values())[1:] if name == "default" else [getattr(SDPBackend, name)]
-            with sdpa_kernel(backends):
-
-                def forward() -> torch.Tensor:
-                    return torch.nn.functional.scaled_dot_product_attention(
-                        q, k, v, is_causal=True, enable_gqa=True
-                    )
-
-                out = forward()
-                ct = torch.randn_like(out)
-                rows[name] = {
-                    "node": out.grad_fn.name() if out.grad_fn else "",
-                    "strides": out.stride(),
-                    "forward_ms": milliseconds(forward),
-                    "backward_ms": milliseconds(
-                        lambda out=out: torch.autograd.grad(out, (q, k, v), ct, retain_graph=True)
-                    ),
-                }
+            rows[name] = timed(backends)
         except RuntimeError as error:
             rows[name] = {"error": str(error)[:200]}
     return rows
