@@ -1,0 +1,1 @@
+"""Training-step benchmarks: `python -m benchmarks.models --help`."""
