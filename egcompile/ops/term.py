@@ -119,6 +119,8 @@ class AttrFunction:
 
     It becomes a table in the e-graph: `function` is applied, before saturation, to each attribute value
     (or shape) of the kinds `params` that the graph holds. Calling it in a rule builds an `AttrTerm`.
+    Where the function returns None it has no value, and a rule that calls it does not match. A table of
+    two parameters has an entry for each pair of values: prefer one.
     """
 
     name: str

@@ -12,6 +12,7 @@ from egcompile.ops.term import AttrTerm, Pattern, Term, Var
 
 Exactness = Literal["exact", "reassociating", "approximate"]
 Phase = Literal["recognition", "joint"]
+When = Literal["recognition", "joint", "both"]
 
 _KINDS = {"Tensor": "tensor", "Tuple": "tuple", "Int": "int", "Float": "float", "Str": "str"}
 _KINDS |= {"Bool": "bool", "Ints": "ints", "DType": "dtype"}
@@ -26,8 +27,9 @@ class Rule:
     where       pairs of attribute terms that must be equal
     exactness   exact: the same sums in the same order; reassociating: another order;
                 approximate: other rounding, and only on request
-    phase       recognition runs before the backward is derived, joint after
-    example     variable -> a type's text for a tensor, else the attribute: inputs on which the rule fires
+    phase       recognition runs before the backward is derived, joint after. A rule that runs before has
+                sides with one gradient, not only one value
+    examples    variable -> a type's text for a tensor, else the attribute: inputs on which the rule fires
     """
 
     name: str
@@ -35,9 +37,12 @@ class Rule:
     equations: tuple[tuple[Pattern, Pattern], ...]
     where: tuple[tuple[AttrTerm, AttrTerm], ...]
     exactness: Exactness
-    phase: Phase
+    phase: When
     variables: Mapping[str, Var | AttrTerm]
     examples: tuple[Mapping[str, Any], ...]
+
+    def runs_in(self, phase: Phase) -> bool:
+        return self.phase in (phase, "both")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +74,7 @@ def rule(
     name: str,
     *examples: Mapping[str, Any],
     exactness: Exactness = "exact",
-    phase: Phase = "joint",
+    phase: When = "joint",
     registry: dict[str, Rule] | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]:
     """Declares a rule by a function from its variables to its equations.

@@ -1,0 +1,56 @@
+"""Computations on shapes, dtypes and constants that rules need and egglog has no primitive for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from egcompile.ir.types import accumulate_dtype
+from egcompile.ops.term import AttrFunction
+
+Shape = tuple[int, ...]
+
+
+def _last_axis(shape: Shape) -> Shape | None:
+    return (len(shape) - 1,) if shape else None
+
+
+def _leading_axes(shape: Shape) -> Shape | None:
+    return tuple(range(len(shape) - 1)) if len(shape) > 1 else None
+
+
+def _row(shape: Shape) -> Shape | None:
+    return (1,) * (len(shape) - 1) + shape[-1:] if len(shape) > 1 else None
+
+
+def _last_size(shape: Shape) -> Shape | None:
+    return shape[-1:] or None
+
+
+def _round_to(value: float, dtype: torch.dtype) -> float | None:
+    if math.isfinite(value) or dtype.is_floating_point:
+        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+    return None
+
+
+accumulate = AttrFunction("accumulate", ("dtype",), "dtype", accumulate_dtype)
+"""The dtype that kernels compute in: `bf16 -> f32`, `f64 -> f64`."""
+
+last_axis = AttrFunction("last_axis", ("ints",), "ints", _last_axis)
+"""`[B, T, N] -> [2]`: the dims of a row reduction over a tensor of that shape."""
+
+leading_axes = AttrFunction("leading_axes", ("ints",), "ints", _leading_axes)
+"""`[B, T, N] -> [0, 1]`: the dims of a reduction down its columns."""
+
+row = AttrFunction("row", ("ints",), "ints", _row)
+"""`[B, T, N] -> [1, 1, N]`: the shape in which a vector is broadcast over its rows."""
+
+last_size = AttrFunction("last_size", ("ints",), "ints", _last_size)
+"""`[B, T, N] -> [N]`."""
+
+numel = AttrFunction("numel", ("ints",), "float", lambda shape: float(math.prod(shape)))
+"""`[B, T, N] -> B T N`."""
+
+round_to = AttrFunction("round_to", ("float", "dtype"), "float", _round_to)
+"""A constant as a dtype holds it: `(0.1, bf16) -> 0.10009765625`."""
