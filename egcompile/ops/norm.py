@@ -26,16 +26,20 @@ def _scale(x_hat: Node, x: Node, weight: Node, cast_first: bool) -> Node:
     return cast_to(mul(x_hat, scale), x.dtype)
 
 
-def _rms_norm_backward(x: Node, weight: Node, rstd: Node, ct: Node) -> tuple[Node, Node]:
-    """With x_hat = x rstd, g = ct w: dx = rstd (g - x_hat mean(g x_hat)), dw = sum of ct x_hat over rows."""
+def _rms_norm_backward(x: Node, weight: Node, rstd: Node, ct: Node, cast_first: bool) -> tuple[Node, Node]:
+    """With x_hat = x rstd, g = ct w: dx = rstd (g - x_hat mean(g x_hat)), dw = sum of ct x_hat over rows.
+
+    `cast_first` rounds what the forward rounds: the weight scales x_hat in its own dtype.
+    """
     last = len(x.shape) - 1
-    wide, g = cast_to(x, rstd.dtype), cast_to(ct, rstd.dtype)
     rows = broadcast_to(rstd, x.shape)
-    x_hat = mul(wide, rows)
-    scaled = mul(g, broadcast_to(cast_to(weight, rstd.dtype), x.shape))
+    x_hat = mul(cast_to(x, rstd.dtype), rows)
+    scaling = weight.dtype if cast_first else rstd.dtype
+    g = cast_to(ct, scaling)
+    scaled = cast_to(mul(g, broadcast_to(cast_to(weight, scaling), x.shape)), rstd.dtype)
     along = broadcast_to(mean(mul(scaled, x_hat), dims=(last,)), x.shape)
     dx = cast_to(mul(rows, sub(scaled, mul(x_hat, along))), x.dtype)
-    dw = sum(mul(g, x_hat), dims=tuple(range(last)))
+    dw = sum(mul(g, cast_to(x_hat, scaling)), dims=tuple(range(last)))
     return dx, cast_to(reshape(dw, shape=weight.shape), weight.dtype)
 
 
@@ -44,13 +48,16 @@ def _add_rms_norm(x: Node, r: Node, weight: Node, eps: float, cast_first: bool) 
     return (h, *_rms_norm(h, weight, eps, cast_first))
 
 
-def _rms_norm_backward_add(x: Node, weight: Node, rstd: Node, ct: Node, skip: Node) -> tuple[Node, Node]:
-    dx, dw = _rms_norm_backward(x, weight, rstd, ct)
+def _rms_norm_backward_add(
+    x: Node, weight: Node, rstd: Node, ct: Node, skip: Node, cast_first: bool
+) -> tuple[Node, Node]:
+    dx, dw = _rms_norm_backward(x, weight, rstd, ct, cast_first)
     return add(dx, skip), dw
 
 
 _FLAGS = {"eps": "float", "cast_first": "bool"}
 _SAMPLE = {"eps": 1e-5, "cast_first": False}
+_BACKWARD = {"cast_first": False}
 
 rms_norm = register(
     OpDef(
@@ -70,9 +77,10 @@ rms_norm_backward = register(
         "rms_norm_backward",
         Kind.COMPOSITE,
         ("x", "weight", "rstd", "ct"),
+        {"cast_first": "bool"},
         outputs=("dx", "dw"),
         definition=_rms_norm_backward,
-        samples=(Sample(("f64[2,3,8]", "f64[8]", "f64[2,3,1]", "f64[2,3,8]")),),
+        samples=(Sample(("f64[2,3,8]", "f64[8]", "f64[2,3,1]", "f64[2,3,8]"), _BACKWARD),),
     )
 )
 
@@ -93,9 +101,10 @@ rms_norm_backward_add = register(
         "rms_norm_backward_add",
         Kind.COMPOSITE,
         ("x", "weight", "rstd", "ct", "skip"),
+        {"cast_first": "bool"},
         outputs=("dx", "dw"),
         definition=_rms_norm_backward_add,
-        samples=(Sample(("f64[2,3,8]", "f64[8]", "f64[2,3,1]", "f64[2,3,8]", "f64[2,3,8]")),),
+        samples=(Sample(("f64[2,3,8]", "f64[8]", "f64[2,3,1]", "f64[2,3,8]", "f64[2,3,8]"), _BACKWARD),),
     )
 )
 """`rms_norm_backward` with the skip connection's cotangent added to `dx` in the same kernel."""
