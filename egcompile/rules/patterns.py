@@ -11,8 +11,7 @@ from typing import Any
 from egcompile.ops import expand, full, reshape
 from egcompile.ops.term import AttrTerm, Pattern, dtype, shape
 from egcompile.rules.attributes import accumulate, last_size, row
-
-Condition = tuple[AttrTerm, Any]
+from egcompile.rules.rule import Condition
 
 
 def scalar(value: Any, like: Pattern) -> Pattern:

@@ -14,6 +14,12 @@ Exactness = Literal["exact", "reassociating", "approximate"]
 Phase = Literal["recognition", "joint"]
 When = Literal["recognition", "joint", "both"]
 
+Condition = tuple[Any, Any]
+"""Two attributes that must be equal."""
+
+Equations = Mapping[Pattern, Pattern] | tuple[Mapping[Pattern, Pattern], Sequence[Condition]]
+"""What a rule's function returns: left side -> right side, and the conditions if there are any."""
+
 _KINDS = {"Tensor": "tensor", "Tuple": "tuple", "Int": "int", "Float": "float", "Str": "str"}
 _KINDS |= {"Bool": "bool", "Ints": "ints", "DType": "dtype"}
 
@@ -28,7 +34,7 @@ class Rule:
     exactness   exact: the same sums in the same order; reassociating: another order;
                 approximate: other rounding, and only on request
     phase       recognition runs before the backward is derived, joint after. A rule that runs before has
-                sides with one gradient, not only one value
+                sides of one gradient, not only of one value
     examples    variable -> a type's text for a tensor, else the attribute: inputs on which the rule fires
     """
 
@@ -76,22 +82,22 @@ def rule(
     exactness: Exactness = "exact",
     phase: When = "joint",
     registry: dict[str, Rule] | None = None,
-) -> Callable[[Callable[..., Any]], Rule]:
+) -> Callable[[Callable[..., Equations]], Rule]:
     """Declares a rule by a function from its variables to its equations.
 
     Parameters are annotated `Tensor`, `Tuple`, `Int`, `Float`, `Str`, `Bool`, `Ints` or `DType`.
-    The function returns `{left: right, ...}`, or that and a list of `(attribute, attribute)` pairs that
+    The function returns `{left: right, ...}`, or that and a list of conditions: pairs of attributes that
     must be equal. Raises ValueError for a name that is taken or a variable that no left side binds.
 
         @rule("fusion/add_rms_norm", {"x": "f32[4,8]", "r": "f32[4,8]", "w": "f32[8]", "eps": 1e-6})
-        def _(x: Tensor, r: Tensor, w: Tensor, eps: Float):
+        def _(x: Tensor, r: Tensor, w: Tensor, eps: Float) -> Equations:
             "rms_norm(x + r, w)  ==>  add_rms_norm(x, r, w)[1];  x + r  ==>  its [0]"
             h = add(x, r)
             fused = add_rms_norm(x, r, w, eps)
             return {h: fused[0], rms_norm(h, w, eps)[0]: fused[1]}
     """
 
-    def declare(function: Callable[..., Any]) -> Rule:
+    def declare(function: Callable[..., Equations]) -> Rule:
         variables = _variables(function)
         result = function(**variables)
         equations, where = result if isinstance(result, tuple) else (result, ())
@@ -196,33 +202,33 @@ def _check_bound(declared: Rule) -> None:
         raise ValueError(f"rule {declared.name!r}: no left side binds {', '.join(sorted(missing))}")
 
 
-class Tensor:
+class Tensor(Var):
     """Annotates a rule's variable that stands for a tensor."""
 
 
-class Tuple:
+class Tuple(Var):
     """Annotates a variable that stands for a node of several outputs."""
 
 
-class Int:
+class Int(AttrTerm):
     """Annotates an integer attribute."""
 
 
-class Float:
+class Float(AttrTerm):
     """Annotates a floating attribute."""
 
 
-class Str:
+class Str(AttrTerm):
     """Annotates a string attribute."""
 
 
-class Bool:
+class Bool(AttrTerm):
     """Annotates a boolean attribute."""
 
 
-class Ints:
+class Ints(AttrTerm):
     """Annotates a shape or another tuple of integers."""
 
 
-class DType:
+class DType(AttrTerm):
     """Annotates a dtype."""
