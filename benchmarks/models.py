@@ -40,9 +40,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=tuple(DTYPES), help="default: bf16 on a GPU, fp32 on a CPU")
     parser.add_argument("--modes", default=DEFAULT_MODES, help=f"variants (default {DEFAULT_MODES})")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="end a model's timing after round 5 if over"
-    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="timing then ends at round 5")
     parser.add_argument("--steps", type=int, default=300, help="of --loss")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--loss", action="store_true")

@@ -19,7 +19,7 @@ MEMORY_STEPS = 3
 
 @dataclass
 class Measurement:
-    """One variant's results. `samples` are milliseconds a step, one a round; `losses` those of the warm-up."""
+    """One variant's results: `samples` are milliseconds a step, one a round; `losses` the warm-up's."""
 
     variant: str
     samples: list[float] = field(default_factory=list)
@@ -133,7 +133,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """Compiles the variants one by one, then times them in turn; a variant that fails says so and is left out.
+    """Compiles the variants one by one, then times them in turn; one that fails says so and is left out.
 
     Stops after `rounds` rounds, or after 5 once `seconds` have passed in timing.
     """
