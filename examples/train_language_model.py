@@ -55,7 +55,7 @@ class Corpus:
 
 
 def batch(text: Tensor, rows: int, length: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and next tokens, `[rows, length]`. It depends on seed and step alone: `step` is the data position."""
+    """Tokens and next tokens, `[rows, length]`; by seed and step alone, so `step` is the data position."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     starts = torch.randint(len(text) - length, (rows, 1), generator=generator)
     window = text[starts + torch.arange(length + 1)].long()
@@ -162,7 +162,7 @@ class Trainer:
         self.progress.seconds += seconds
 
     def save(self) -> None:
-        """Writes the whole state to a temporary file and then renames it: a stop leaves the old or the new."""
+        """Writes the whole state to a temporary file and renames it: a stop leaves the old or the new."""
         state = {
             "setting": self._setting(),
             "model": self.model.state_dict(),
@@ -177,7 +177,7 @@ class Trainer:
         temporary.replace(self.checkpoint)
 
     def resume(self) -> bool:
-        """Takes the state of the checkpoint, if there is one; raises SystemExit if it is of another setting."""
+        """Takes the checkpoint's state, if there is one; raises SystemExit if it is of another setting."""
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
