@@ -20,7 +20,16 @@ from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
 from egcompile.ops.contraction import bmm, contract_rows, matmul
 from egcompile.ops.core import full, input, iota, out
 from egcompile.ops.evaluate import call, evaluate, evaluate_nodes
-from egcompile.ops.fused import linear_act, linear_act_backward, linear_add, swiglu, swiglu_backward
+from egcompile.ops.fused import (
+    linear_act,
+    linear_act_backward,
+    linear_add,
+    linear_bias_add,
+    linear_swiglu,
+    linear_swiglu_backward,
+    swiglu,
+    swiglu_backward,
+)
 from egcompile.ops.indexing import embedding, embedding_backward
 from egcompile.ops.loss import (
     cross_entropy,

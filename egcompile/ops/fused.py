@@ -30,6 +30,11 @@ def _swiglu_backward(gate: Node, up: Node, ct: Node) -> tuple[Node, Node]:
     return silu_backward(mul(ct, up), gate), mul(ct, silu(gate))
 
 
+def _linear_swiglu(x: Node, weight: Node, gate: Node) -> tuple[Node, Node]:
+    up = matmul(x, weight)
+    return mul(silu(gate), up), up
+
+
 linear_act = register(
     OpDef(
         "linear_act",
@@ -96,3 +101,43 @@ swiglu_backward = register(
         samples=(Sample(("f64[3,4]",) * 3),),
     )
 )
+
+linear_bias_add = register(
+    OpDef(
+        "linear_bias_add",
+        Kind.COMPOSITE,
+        ("x", "weight", "bias", "skip"),
+        definition=lambda x, weight, bias, skip: add(
+            add(matmul(x, weight), broadcast_to(bias, skip.shape)), skip
+        ),
+        flops=lambda x, weight, bias, skip: 2 * x.numel * weight.shape[1],
+        samples=(Sample(("f64[2,3,4]", "f64[4,5]", "f64[5]", "f64[2,3,5]")),),
+    )
+)
+"""`(x[*, K] @ weight[K, N] + bias[N]) + skip[*, N]`."""
+
+linear_swiglu = register(
+    OpDef(
+        "linear_swiglu",
+        Kind.COMPOSITE,
+        ("x", "weight", "gate"),
+        outputs=("y", "up"),
+        definition=_linear_swiglu,
+        flops=lambda x, weight, gate: 2 * x.numel * weight.shape[1],
+        samples=(Sample(("f64[2,3,4]", "f64[4,5]", "f64[2,3,5]")),),
+    )
+)
+"""`silu(gate) up` of `up = x[*, K] @ weight[K, N]`, and `up` where the backward reads it."""
+
+linear_swiglu_backward = register(
+    OpDef(
+        "linear_swiglu_backward",
+        Kind.COMPOSITE,
+        ("ct", "weight", "gate", "up"),
+        outputs=("dgate", "dup"),
+        definition=lambda ct, weight, gate, up: _swiglu_backward(gate, up, matmul(ct, weight)),
+        flops=lambda ct, weight, gate, up: 2 * ct.numel * weight.shape[1],
+        samples=(Sample(("f64[2,3,4]", "f64[4,5]", "f64[2,3,5]", "f64[2,3,5]")),),
+    )
+)
+"""`swiglu_backward` of the cotangent `ct[*, K] @ weight[K, N]`, which is not stored."""

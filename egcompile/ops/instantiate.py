@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from egcompile.ir.node import Attr, Node
-from egcompile.ir.types import TensorType
+from egcompile.ir.types import DTYPES, TensorType
 from egcompile.ops.core import input
 from egcompile.ops.term import AttrTerm, Pattern, Term, Var
 
@@ -15,7 +15,7 @@ Binding = Mapping[str, Any]
 
 
 def bind(variables: Mapping[str, Var | AttrTerm], example: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule's example as a binding: an input node for each type's text, the attributes as they are.
+    """A rule's example as a binding: an input node for each type's text, a dtype for its name, and so on.
 
     Raises KeyError for a variable that the example leaves out.
     """
@@ -25,6 +25,8 @@ def bind(variables: Mapping[str, Var | AttrTerm], example: Mapping[str, Any]) ->
         if isinstance(variable, Var):
             type = TensorType.parse(value)
             value = input(name=name, shape=type.shape, dtype=type.dtype)
+        elif variable.kind == "dtype":
+            value = DTYPES[value]
         binding[name] = value
     return binding
 

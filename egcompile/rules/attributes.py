@@ -34,6 +34,11 @@ def _round_to(value: float, dtype: torch.dtype) -> float | None:
     return None
 
 
+def _holds(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    floating = narrow.is_floating_point and wide.is_floating_point
+    return narrow == wide or (floating and torch.promote_types(narrow, wide) == wide)
+
+
 accumulate = AttrFunction("accumulate", ("dtype",), "dtype", accumulate_dtype)
 """The dtype that kernels compute in: `bf16 -> f32`, `f64 -> f64`."""
 
@@ -54,3 +59,6 @@ numel = AttrFunction("numel", ("ints",), "float", lambda shape: float(math.prod(
 
 round_to = AttrFunction("round_to", ("float", "dtype"), "float", _round_to)
 """A constant as a dtype holds it: `(0.1, bf16) -> 0.10009765625`."""
+
+holds = AttrFunction("holds", ("dtype", "dtype"), "bool", _holds)
+"""Whether every value of the first dtype is one of the second: `(bf16, f32) -> True`."""

@@ -35,7 +35,7 @@ class Rule:
                 approximate: other rounding, and only on request
     phase       recognition runs before the backward is derived, joint after. A rule that runs before has
                 sides of one gradient, not only of one value
-    examples    variable -> a type's text for a tensor, else the attribute: inputs on which the rule fires
+    examples    variable -> a type's or dtype's text, else the attribute: inputs on which the rule fires
     """
 
     name: str
