@@ -1,0 +1,67 @@
+"""What a plan's source calls: `op.<name>` for every op of the registry, and where results have to lie."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from egcompile.ops.evaluate import call
+from egcompile.ops.opdef import REGISTRY
+from egcompile.runtime.attention import attention, attention_backward
+
+
+def _full(value: float, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=dtype, device=device).expand(shape)
+
+
+def _iota(shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    view = [1] * len(shape)
+    view[axis] = shape[axis]
+    return torch.arange(shape[axis], dtype=dtype, device=device).view(view).expand(shape)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "full": _full,
+    "iota": _iota,
+    "sdpa": attention,
+    "sdpa_backward": attention_backward,
+}
+"""Ops for which the reference meaning is not the right call: leaves, which need a device, and attention."""
+
+
+class Ops:
+    """`op.add(a, b)`: an op of the registry, run by ATen on the device of its operands."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__") or name not in REGISTRY:
+            raise AttributeError(f"no op {name!r} is registered")
+        function = CALLS.get(name) or functools.partial(_reference, name)
+        setattr(self, name, function)
+        return function
+
+
+def _reference(name: str, *operands: torch.Tensor, **attrs: Any) -> Any:
+    op = REGISTRY[name]
+    if op.evaluate is not None:
+        return op.evaluate(*operands, **attrs)
+    if operands[0].device.type == "cpu":
+        return call(op, operands, attrs)
+    with operands[0].device:  # the definition's constants are made on it
+        return call(op, operands, attrs)
+
+
+op = Ops()
+
+
+def laid_out(value: torch.Tensor, strides: tuple[int, ...], *, copy: bool = False) -> torch.Tensor:
+    """`value` in memory with `strides` (those of axes longer than 1 matter), copied if they differ.
+
+    `copy` copies in any case: a plan's values are its own memory, never an alias of an operand.
+    """
+    same = all(n <= 1 or a == b for n, a, b in zip(value.shape, value.stride(), strides))
+    if same and not copy:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,0 +1,132 @@
+"""Plans under autograd: one generic Function, whose backward is the plan's own.
+
+Under `create_graph` the backward is another plan (the first one's vjp) through the same Function, which
+makes every order of derivative ordinary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from egcompile.ir.types import TensorType
+from egcompile.runtime.aten import laid_out
+from egcompile.schedule.kernel import Buffer
+
+Tensor = torch.Tensor
+Mask = tuple[bool, ...]
+Gradients = tuple[Tensor | None, ...]
+
+
+Vjp = Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], Gradients]
+"""From inputs (None where not in `Executable.kept`) and cotangents (None where there is none)."""
+
+
+def _no_backward(*masks: Mask) -> Any:
+    raise AssertionError("this plan has no backward")
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A loaded plan for one choice of gradients.
+
+    forward      inputs -> the plan's outputs, then values that only the backward reads
+    backward     a list of the saved values, then the cotangents; it is emptied -> one gradient an input
+    outputs      types of the plan's outputs
+    saved        what the backward takes, as positions in (*inputs, *forward's results)
+    kept         inputs that `vjp` reads, as positions
+    constant     outputs through which no gradient flows, as positions
+    cotangents   how the cotangent of each output lies in memory; None for one that the backward has not
+    vjp          (which outputs have cotangents, which inputs need gradients) -> the gradients as a function
+                 of inputs and cotangents that can be differentiated again
+    mispredicted called with the outputs that do have cotangents, if `cotangents` foresaw others
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[[list[Tensor]], Gradients] | None
+    outputs: tuple[TensorType, ...]
+    saved: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    constant: tuple[int, ...] = ()
+    cotangents: tuple[Buffer | None, ...] = ()
+    vjp: Callable[[Mask, Mask], Vjp] = _no_backward
+    mispredicted: Callable[[Mask], None] = _no_backward
+
+
+def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The plan's outputs, with gradients if it has a backward.
+
+    Ambient autocast and another current device do not reach the plan: its dtypes were decided before.
+    """
+    device = inputs[0].device if inputs else torch.device("cpu")
+    if torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            return run(executable, inputs)
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return run(executable, inputs)
+    if executable.backward is None:
+        return executable.forward(*inputs)
+    return PlanFunction.apply(executable, *inputs)
+
+
+class PlanFunction(torch.autograd.Function):
+    """Runs an `Executable`. Saved values go through autograd, which notices changes in place."""
+
+    @staticmethod
+    def forward(ctx: Any, executable: Executable, *inputs: Tensor) -> tuple[Tensor, ...]:
+        results = executable.forward(*inputs)
+        outputs = results[: len(executable.outputs)]
+        values = (*inputs, *results)
+        ctx.executable = executable
+        ctx.set_materialize_grads(False)
+        if executable.constant:
+            ctx.mark_non_differentiable(*(outputs[i] for i in executable.constant))
+        ctx.save_for_backward(*(values[i] for i in (*executable.saved, *executable.kept)))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        device = next((ct.device for ct in cotangents if ct is not None), None)
+        if device is None:
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                return PlanFunction.backward(ctx, *cotangents)
+        executable: Executable = ctx.executable
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        count = len(executable.saved)
+        guessed = [buffer is not None for buffer in executable.cotangents]
+        present = [ct is not None for ct in cotangents]
+        if present != guessed:
+            executable.mispredicted(tuple(present))
+        if torch.is_grad_enabled() or any(p and not g for p, g in zip(present, guessed, strict=True)):
+            needed = ctx.needs_input_grad[1:]
+            return None, *_by_vjp(executable, saved[count:], cotangents, needed)
+        del saved[count:]
+        for ct, buffer in zip(cotangents, executable.cotangents, strict=True):
+            if buffer is not None:
+                saved.append(_cotangent(ct, buffer, device))
+        assert executable.backward is not None
+        return None, *executable.backward(saved)
+
+
+def _by_vjp(
+    executable: Executable, kept: list[Tensor], cotangents: tuple[Tensor | None, ...], needed: Mask
+) -> Gradients:
+    """The gradients by the plan's vjp, which starts from the inputs and can be differentiated again."""
+    inputs: list[Tensor | None] = [None] * len(needed)
+    for position, value in zip(executable.kept, kept, strict=True):
+        inputs[position] = value
+    return executable.vjp(tuple(ct is not None for ct in cotangents), needed)(inputs, cotangents)
+
+
+def _cotangent(ct: Tensor | None, buffer: Buffer, device: torch.device) -> Tensor:
+    """A cotangent as the backward was compiled for: zeros for none, a copy where it lies otherwise."""
+    if ct is None:
+        ct = torch.zeros((), dtype=buffer.type.dtype, device=device).expand(buffer.type.shape)
+    return ct if ct.stride() == buffer.strides else laid_out(ct, buffer.strides)

@@ -1,0 +1,57 @@
+"""Source text to callables, through a file: Triton reads a kernel's source from the file that defines it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+from egcompile.config import cache_dir
+from egcompile.errors import CacheCorrupt, CompileError
+
+
+def load(source: str) -> ModuleType:
+    """The module that `source` is, once a process; raises CompileError, with the source, if it fails.
+
+    The text is kept under its hash in the cache directory. A file there with other text is replaced,
+    with a CacheCorrupt warning.
+    """
+    name = f"egcompile_plan_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
+    if (loaded := sys.modules.get(name)) is not None:
+        return loaded
+    path = store(f"{name}.py", source)
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)  # no import: it would leave bytecode behind
+    except Exception as error:
+        del sys.modules[name]
+        raise CompileError(
+            f"generated source does not run: {type(error).__name__}: {error}", source
+        ) from error
+    return module
+
+
+def store(name: str, text: str) -> Path:
+    """The file `name` of the cache directory, holding `text`; it is written in one step, or not at all."""
+    path = cache_dir() / name
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return path
+        warnings.warn(
+            CacheCorrupt(f"{path} did not hold what its name says; it is written anew"), stacklevel=3
+        )
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except UnicodeDecodeError:
+        warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=3)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,143 @@
+"""Rendered source runs, and means what the graph means."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.runtime.naive import naive_schedule
+
+from egcompile import ops
+from egcompile.errors import CacheCorrupt, CompileError
+from egcompile.ir import Graph, TensorType
+from egcompile.ir.joint import Joint
+from egcompile.ops.opdef import REGISTRY, OpDef, Sample
+from egcompile.runtime.loader import load, store
+from egcompile.runtime.source import render
+from egcompile.schedule.kernel import Buffer, Call, Free, Kernel, Launch, Program, Schedule, View
+from egcompile.target import Target
+
+CPU, CUDA = Target.parse("cpu"), Target.parse("cuda:90")
+
+
+def values(sample: Sample) -> list[torch.Tensor]:
+    types = [TensorType.parse(text) for text in sample.operands]
+    made = []
+    for t in types:
+        x = torch.empty(t.shape, dtype=torch.float64).uniform_(sample.low, sample.high)
+        made.append(x.round().abs().to(t.dtype) if not t.dtype.is_floating_point else x.to(t.dtype))
+    return made
+
+
+def graph_of(op: OpDef, sample: Sample) -> Graph:
+    types = [TensorType.parse(text) for text in sample.operands]
+    inputs = tuple(ops.input(name=f"x{k}", shape=t.shape, dtype=t.dtype) for k, t in enumerate(types))
+    node = op(*inputs, **sample.attrs)
+    return Graph(inputs, tuple(node) if isinstance(node.type, tuple) else (node,))
+
+
+CASES = [(op, s) for op in REGISTRY.values() for s in op.samples]
+
+
+@pytest.mark.parametrize(("op", "sample"), CASES, ids=[f"{o.name}-{i}" for i, (o, _) in enumerate(CASES)])
+def test_every_op_as_a_call(op: OpDef, sample: Sample) -> None:
+    graph = graph_of(op, sample)
+    module = load(render(naive_schedule(Joint.forward_only(graph)), {}, CPU))
+    inputs = values(sample)
+    for got, expected in zip(module.forward(*inputs), ops.evaluate(graph, inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize(("op", "sample"), CASES, ids=[f"{o.name}-{i}" for i, (o, _) in enumerate(CASES)])
+def test_every_op_as_a_kernel_on_a_cpu(op: OpDef, sample: Sample) -> None:
+    """The outputs are new memory with the planned strides, here the reverse of row-major ones."""
+    graph = graph_of(op, sample)
+    inputs = values(sample)
+    strides = [torch.empty(o.shape[::-1]).stride()[::-1] for o in graph.outputs]
+    buffers = [Buffer(o.tensor, s) for o, s in zip(graph.outputs, strides, strict=True)]
+    module = load(render(_one_kernel(graph, buffers), {}, CPU))
+    results = module.forward(*inputs)
+    for got, expected, stride in zip(results, ops.evaluate(graph, inputs), strides, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+        assert all(n <= 1 or a == b for n, a, b in zip(got.shape, got.stride(), stride, strict=True))
+        assert all(got.data_ptr() != x.data_ptr() for x in inputs)
+
+
+def _one_kernel(graph: Graph, outputs: Sequence[Buffer]) -> Schedule:
+    names = tuple(f"y{i}" for i in range(len(outputs)))
+    inputs = tuple(i.attr("name") for i in graph.inputs)
+    kernel = Kernel("k", graph, tuple(Buffer.contiguous(i.tensor) for i in graph.inputs), tuple(outputs))
+    buffers = dict(zip(inputs, kernel.inputs, strict=True)) | dict(zip(names, outputs, strict=True))
+    return Schedule(Program("forward", inputs, names, (Launch(kernel, inputs, names),), buffers), None, ())
+
+
+def test_launches_views_and_frees() -> None:
+    x = ops.input(name="lambda", shape=(4, 8), dtype=torch.bfloat16)
+    graph = Graph((x,), (ops.neg(x),))
+    schedule = _one_kernel(graph, [Buffer.contiguous(graph.outputs[0].tensor)])
+    program = schedule.forward
+    transposed = Buffer(TensorType((8, 2), torch.bfloat16), (1, 8), 16)
+    steps = (*program.steps, View("y0", transposed, "op"), Free(("y0",)))
+    buffers = program.buffers | {"op": transposed}
+    text = render(
+        Schedule(Program("forward", program.inputs, ("op", None), steps, buffers), None, ()),
+        {"k": "def k(x_ptr, y_ptr):\n    y_ptr.copy_(-x_ptr)"},
+        CUDA,
+    )
+    assert "def forward(_lambda):" in text
+    assert "y0 = empty((4, 8), dtype=bf16)  # bf16[4,8]" in text
+    assert "op_1 = y0.as_strided((8, 2), (1, 8), y0.storage_offset() + 16)  # bf16[8,2]" in text
+    assert text.index("del y0") > text.index("op_1 =")
+    value = torch.randn(4, 8, dtype=torch.bfloat16)
+    got, nothing = load(text).forward(value)
+    assert nothing is None
+    assert torch.equal(got, -value[2:].mT)
+
+
+def test_the_backward_empties_its_list() -> None:
+    x = ops.input(name="x", shape=(3,), dtype=torch.float64)
+    ct = ops.input(name="ct", shape=(3,), dtype=torch.float64)
+    y = ops.exp(x)
+    joint = Joint(Graph((x, ct), (y, ops.mul(ct, y))), (x,), (ct,), (y,), (ops.mul(ct, y),))
+    module = load(render(naive_schedule(joint), {}, CPU))
+    value = torch.randn(3, dtype=torch.float64)
+    (result,) = module.forward(value)
+    arguments = [result, torch.ones(3, dtype=torch.float64)]
+    (gradient,) = module.backward(arguments)
+    assert arguments == []
+    assert torch.equal(gradient, value.exp())
+
+
+def test_float_literals() -> None:
+    fulls = [ops.full(value=v, shape=(2,), dtype=torch.float32) for v in (-math.inf, math.nan, -0.0, 0.1)]
+    program = Program(
+        "forward",
+        (),
+        tuple(f"v{i}" for i in range(4)),
+        tuple(
+            Call("full", (), tuple(zip(n.op.attr_names, n.attrs, strict=True)), (f"v{i}",))
+            for i, n in enumerate(fulls)
+        ),
+        {f"v{i}": Buffer.contiguous(n.tensor) for i, n in enumerate(fulls)},
+    )
+    results = load(render(Schedule(program, None, ()), {}, CPU)).forward()
+    for got, node in zip(results, fulls, strict=True):
+        assert torch.equal(got.view(torch.int32), torch.full((2,), node.attr("value")).view(torch.int32))
+        assert got.stride() == (1,)
+
+
+def test_source_that_does_not_run() -> None:
+    with pytest.raises(CompileError, match="does not run: NameError") as error:
+        load("undefined_name")
+    assert error.value.source == "undefined_name"
+
+
+def test_a_corrupt_cache_entry_is_replaced(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EGCOMPILE_CACHE_DIR", str(tmp_path))
+    path = store("plan.py", "x = 1\n")
+    for damage in (b"x = ", b"\xff\xfe"):
+        path.write_bytes(damage)
+        with pytest.warns(CacheCorrupt, match=r"plan\.py"):
+            store("plan.py", "x = 1\n")
+        assert path.read_text() == "x = 1\n"
+    assert [p.name for p in path.parent.iterdir()] == ["plan.py"]
