@@ -1,0 +1,156 @@
+"""Every use of PyTorch's private interfaces by the frontend, for torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch._functorch.aot_autograd import aot_export_module
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.exported_program import (
+    _override_composite_implicit_decomp,
+    _split_decomp_table_to_cia_and_python_decomp,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+from egcompile.errors import TraceError
+
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
+    GuardOnDataDependentSymNode,
+    torch._subclasses.fake_tensor.DataDependentOutputException,
+    torch._subclasses.fake_tensor.DynamicOutputShapeException,
+)
+
+TreeSpec = pytree.TreeSpec
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    return pytree.tree_flatten(tree)
+
+
+def flatten_with_names(tree: Any) -> list[tuple[str, Any]]:
+    """Each leaf with its dotted path: `{"x": [a, b]}` gives `x.0` and `x.1`."""
+    return [
+        (".".join(_key_name(key) for key in path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _key_name(key: Any) -> str:
+    for field in ("key", "idx", "name"):
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    return str(key)
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The pre-dispatch program of `module`, static in every size."""
+    return torch.export.export(module, args, kwargs, strict=False)
+
+
+def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
+    """The functional ATen program, with the ops `keep` whole."""
+    table = default_decompositions()
+    for op in keep:
+        table.pop(op, None)
+    return program.run_decompositions(table)
+
+
+def out_spec(program: ExportedProgram) -> TreeSpec:
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    return spec
+
+
+def parameters_to_mutate(program: ExportedProgram) -> Mapping[str, str]:
+    """Placed in the signature from torch 2.9 on."""
+    return getattr(program.graph_signature, "parameters_to_mutate", {})
+
+
+def aot_forward(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], keep: Collection[Any]
+) -> tuple[fx.GraphModule, Any]:
+    """The functional ATen forward graph of a Dynamo graph, and its signature.
+
+    Inputs may be real, fake or SymInt; the trace has static sizes and a fake mode of its own, and leaves
+    Dynamo's tracing context and guards alone.
+    """
+    table = default_decompositions()
+    for op in keep:
+        table.pop(op, None)
+    composite, python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    mode = FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True)
+    inputs = [_static(mode, x) for x in example_inputs]
+    with tracing(None), mode, _override_composite_implicit_decomp(composite):
+        return aot_export_module(gm, inputs, trace_joint=False, decompositions=python)  # type: ignore[return-value]
+
+
+def _static(mode: FakeTensorMode, x: Any) -> Any:
+    """The input in `mode`, sizes as numbers, without a guard on any of them."""
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return x.node.hint
+    if not isinstance(x, torch.Tensor):
+        return x
+    if isinstance(x, FakeTensor):
+        sizes, strides = (tuple(map(_hint, numbers)) for numbers in (x.shape, x.stride()))
+        with mode:
+            return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+    return mode.from_tensor(x.detach() if x.requires_grad else x, static_shapes=True)
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def source_name(placeholder: fx.Node) -> str:
+    """Where Dynamo read an input: `L['self']._modules['norm']._parameters['weight']`; "" if not known."""
+    source = getattr(placeholder.meta.get("grapharg"), "source", None)
+    if source is None:
+        return ""
+    name = source.name
+    return str(name() if callable(name) else name)
+
+
+@contextlib.contextmanager
+def refusing_lost_semantics() -> Iterator[None]:
+    """Within it, what torch.export would silently drop raises TraceError instead."""
+    leave = "use egcompile.compile for this model, or leave it out"
+    enter = torch.inference_mode.__enter__
+
+    def enter_inference(mode: torch.inference_mode) -> None:
+        if mode.mode:  # torch itself enters inference_mode(False)
+            _refuse("torch.inference_mode", "use torch.no_grad instead")
+        enter(mode)
+
+    def apply(function: type, *_: Any, **__: Any) -> NoReturn:
+        _refuse(f"the custom autograd.Function {function.__name__}", leave)
+
+    def register_hook(*_: Any) -> NoReturn:
+        _refuse("a hook on a tensor", leave)
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.Tensor, "register_hook", register_hook),
+        mock.patch.object(torch.inference_mode, "__enter__", enter_inference),
+    ):
+        yield
+
+
+def _refuse(what: str, advice: str) -> NoReturn:
+    raise TraceError(f"{what} cannot be traced, since torch.export would drop it without a word: {advice}")
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)

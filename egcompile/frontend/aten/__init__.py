@@ -1,0 +1,18 @@
+"""What each ATen overload means in the IR: one row an overload.
+
+A row is `row(out, *arguments) -> Node`, or a tuple of nodes for an op of several outputs. `out` is the
+result's `TensorType` (a tuple of them for several outputs); the arguments stand in the order of the op's
+schema, defaults filled in, tensors as nodes. The importer checks that the nodes have the types `out`.
+"""
+
+from typing import Any
+
+from egcompile.frontend.aten.attention import ATTENTION
+from egcompile.frontend.aten.movement import MOVEMENT
+from egcompile.frontend.aten.nn import NN
+from egcompile.frontend.aten.pointwise import POINTWISE
+from egcompile.frontend.aten.reduction import CONTRACTION, REDUCTION
+
+TABLE: dict[Any, Any] = {**POINTWISE, **MOVEMENT, **REDUCTION, **CONTRACTION, **NN, **ATTENTION}
+
+__all__ = ["TABLE"]

@@ -1,0 +1,287 @@
+"""Rows for ATen's pointwise ops. A row takes the result's type, then the arguments in schema order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from egcompile import ops
+from egcompile.errors import UnsupportedOp
+from egcompile.frontend.build import Operand, Scalar, cast, operand, pointwise, result_dtype
+from egcompile.ir import Node, TensorType
+from egcompile.ops import OpDef
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def _unary(op: OpDef) -> Any:
+    return lambda out, x: op(operand(x, out))
+
+
+def _binary(op: OpDef, boolean: OpDef | None = None) -> Any:
+    """`op` on both operands promoted; `boolean` is what it means on bool."""
+
+    def row(out: TensorType, a: Operand, b: Operand) -> Node:
+        chosen = boolean if boolean is not None and out.dtype == torch.bool else op
+        return pointwise(chosen, operand(a, out), operand(b, out))
+
+    return row
+
+
+def _add(out: TensorType, a: Operand, b: Operand, alpha: Scalar) -> Node:
+    op = ops.logical_or if out.dtype == torch.bool else ops.add
+    return pointwise(op, operand(a, out), _scaled(out, b, alpha))
+
+
+def _sub(out: TensorType, a: Operand, b: Operand, alpha: Scalar) -> Node:
+    return ops.sub(operand(a, out), _scaled(out, b, alpha))
+
+
+def _scaled(out: TensorType, x: Operand, alpha: Scalar) -> Node:
+    x = operand(x, out)
+    return x if alpha == 1 else ops.mul(x, operand(alpha, out))
+
+
+def _rsub(out: TensorType, a: Operand, b: Operand, alpha: Scalar) -> Node:
+    return _sub(out, b, a, alpha)
+
+
+def _div_mode(out: TensorType, a: Operand, b: Operand, rounding_mode: str | None) -> Node:
+    if rounding_mode is not None:
+        raise UnsupportedOp(f"div with rounding_mode={rounding_mode!r}")
+    return ops.div(operand(a, out), operand(b, out))
+
+
+def _compare(op: OpDef) -> Any:
+    def row(out: TensorType, a: Operand, b: Operand) -> Node:
+        like = TensorType(out.shape, result_dtype(a, b))
+        return pointwise(op, operand(a, like), operand(b, like))
+
+    return row
+
+
+def _logical(op: OpDef) -> Any:
+    return lambda out, a, b: pointwise(op, _truth(out, a), _truth(out, b))
+
+
+def _truth(out: TensorType, x: Operand) -> Node:
+    """`x != 0` at the shape of `out`."""
+    if not isinstance(x, Node) or x.dtype == torch.bool:
+        return operand(x, TensorType(out.shape, torch.bool))
+    like = TensorType(out.shape, x.dtype)
+    return ops.ne(operand(x, like), operand(0, like))
+
+
+def _bitwise(op: OpDef) -> Any:
+    def row(out: TensorType, a: Operand, b: Operand) -> Node:
+        _only_bool(out)
+        return pointwise(op, operand(a, out), operand(b, out))
+
+    return row
+
+
+def _bitwise_not(out: TensorType, x: Operand) -> Node:
+    _only_bool(out)
+    return ops.logical_not(operand(x, out))
+
+
+def _only_bool(out: TensorType) -> None:
+    if out.dtype != torch.bool:
+        raise UnsupportedOp(f"bitwise arithmetic on {out}; only bool is known")
+
+
+def _pow_scalar(out: TensorType, x: Operand, exponent: Scalar) -> Node:
+    """Small exponents as ATen's kernel computes them: products, roots and reciprocals."""
+    x = operand(x, out)
+    one = operand(1, out)
+    forms = {
+        0.0: lambda: one,
+        1.0: lambda: x,
+        2.0: lambda: ops.mul(x, x),
+        3.0: lambda: ops.mul(ops.mul(x, x), x),
+        0.5: lambda: ops.sqrt(x),
+        -0.5: lambda: ops.rsqrt(x),
+        -1.0: lambda: ops.reciprocal(x),
+        -2.0: lambda: ops.reciprocal(ops.mul(x, x)),
+    }
+    exact = out.dtype.is_floating_point or exponent in (0, 1, 2, 3)
+    if exact and (form := forms.get(float(exponent))) is not None:
+        return form()
+    return ops.pow(x, operand(exponent, out))
+
+
+def _where(out: TensorType, condition: Node, a: Operand, b: Operand) -> Node:
+    mask = operand(condition, TensorType(out.shape, torch.bool))
+    return ops.where(mask, operand(a, out), operand(b, out))
+
+
+def _masked_fill(out: TensorType, x: Operand, mask: Node, value: Operand) -> Node:
+    return _where(out, mask, value, x)
+
+
+def _clamp(out: TensorType, x: Operand, low: Operand | None = None, high: Operand | None = None) -> Node:
+    """By choice and not by maximum: the gradient at a bound is the operand's own, as in ATen."""
+    x = operand(x, out)
+    for bound, outside in ((low, ops.lt), (high, ops.gt)):
+        if bound is not None:
+            limit = operand(bound, out)
+            x = ops.where(outside(x, limit), limit, x)
+    return x
+
+
+def _clamp_max(out: TensorType, x: Operand, high: Operand) -> Node:
+    return _clamp(out, x, None, high)
+
+
+def _gelu(out: TensorType, x: Operand, approximate: str) -> Node:
+    return {"none": ops.gelu, "tanh": ops.gelu_tanh}[approximate](operand(x, out))
+
+
+def _leaky_relu(out: TensorType, x: Operand, slope: Scalar) -> Node:
+    x = operand(x, out)
+    return ops.where(ops.gt(x, operand(0, out)), x, ops.mul(x, operand(slope, out)))
+
+
+def _square(out: TensorType, x: Operand) -> Node:
+    x = operand(x, out)
+    return ops.mul(x, x)
+
+
+def _addcmul(out: TensorType, x: Operand, a: Operand, b: Operand, value: Scalar) -> Node:
+    product = pointwise(ops.mul, operand(a, out), operand(b, out))
+    return ops.add(operand(x, out), _scaled(out, product, value))
+
+
+def _lerp(out: TensorType, a: Operand, b: Operand, weight: Operand) -> Node:
+    a, b = operand(a, out), operand(b, out)
+    return ops.add(a, pointwise(ops.mul, ops.sub(b, a), operand(weight, out)))
+
+
+def _same(out: TensorType, x: Operand, *_: Any) -> Node:
+    """The same values: a copy, or a hint about memory."""
+    return operand(x, out)
+
+
+def _detach(out: TensorType, x: Node) -> Node:
+    return ops.stop_gradient(x) if x.dtype.is_floating_point else x
+
+
+def _dropout(out: TensorType, x: Operand, p: float, train: bool) -> Node:
+    _refuse_dropout(p, train)
+    return operand(x, out)
+
+
+def _native_dropout(out: tuple[TensorType, ...], x: Operand, p: float, train: bool | None) -> tuple[Node, Node]:
+    _refuse_dropout(p, train is not False)
+    return operand(x, out[0]), operand(True, out[1])
+
+
+def _refuse_dropout(p: float, train: bool) -> None:
+    if train and p != 0:
+        raise UnsupportedOp(f"dropout with p={p} while training; call model.eval() or set p=0")
+
+
+def _is_nan(out: TensorType, x: Node) -> Node:
+    return ops.ne(x, x)
+
+
+def _is_inf(out: TensorType, x: Node) -> Node:
+    return ops.eq(ops.abs(x), operand(math.inf, x.tensor))
+
+
+def _convert(out: TensorType, x: Node, *_: Any) -> Node:
+    return cast(x, out.dtype)
+
+
+POINTWISE: dict[Any, Any] = {
+    # ---- arithmetic ----
+    aten.add.Tensor: _add,
+    aten.add.Scalar: _add,
+    aten.sub.Tensor: _sub,
+    aten.sub.Scalar: _sub,
+    aten.rsub.Tensor: _rsub,
+    aten.rsub.Scalar: _rsub,
+    aten.mul.Tensor: _binary(ops.mul, boolean=ops.logical_and),
+    aten.mul.Scalar: _binary(ops.mul, boolean=ops.logical_and),
+    aten.div.Tensor: _binary(ops.div),
+    aten.div.Scalar: _binary(ops.div),
+    aten.div.Tensor_mode: _div_mode,
+    aten.pow.Tensor_Scalar: _pow_scalar,
+    aten.pow.Tensor_Tensor: _binary(ops.pow),
+    aten.pow.Scalar: _binary(ops.pow),
+    aten.square.default: _square,
+    aten.addcmul.default: _addcmul,
+    aten.lerp.Scalar: _lerp,
+    aten.lerp.Tensor: _lerp,
+    aten.maximum.default: _binary(ops.maximum),
+    aten.minimum.default: _binary(ops.minimum),
+    # ---- functions of one value ----
+    aten.neg.default: _unary(ops.neg),
+    aten.abs.default: _unary(ops.abs),
+    aten.reciprocal.default: _unary(ops.reciprocal),
+    aten.sqrt.default: _unary(ops.sqrt),
+    aten.rsqrt.default: _unary(ops.rsqrt),
+    aten.exp.default: _unary(ops.exp),
+    aten.log.default: _unary(ops.log),
+    aten.sin.default: _unary(ops.sin),
+    aten.cos.default: _unary(ops.cos),
+    aten.erf.default: _unary(ops.erf),
+    aten.relu.default: _unary(ops.relu),
+    aten.sigmoid.default: _unary(ops.sigmoid),
+    aten.tanh.default: _unary(ops.tanh),
+    aten.silu.default: _unary(ops.silu),
+    aten.gelu.default: _gelu,
+    aten.leaky_relu.default: _leaky_relu,
+    # ---- comparison and choice ----
+    aten.eq.Tensor: _compare(ops.eq),
+    aten.eq.Scalar: _compare(ops.eq),
+    aten.ne.Tensor: _compare(ops.ne),
+    aten.ne.Scalar: _compare(ops.ne),
+    aten.lt.Tensor: _compare(ops.lt),
+    aten.lt.Scalar: _compare(ops.lt),
+    aten.le.Tensor: _compare(ops.le),
+    aten.le.Scalar: _compare(ops.le),
+    aten.gt.Tensor: _compare(ops.gt),
+    aten.gt.Scalar: _compare(ops.gt),
+    aten.ge.Tensor: _compare(ops.ge),
+    aten.ge.Scalar: _compare(ops.ge),
+    aten.isnan.default: _is_nan,
+    aten.isinf.default: _is_inf,
+    aten.logical_and.default: _logical(ops.logical_and),
+    aten.logical_or.default: _logical(ops.logical_or),
+    aten.logical_not.default: lambda out, x: ops.logical_not(_truth(out, x)),
+    aten.bitwise_and.Tensor: _bitwise(ops.logical_and),
+    aten.bitwise_or.Tensor: _bitwise(ops.logical_or),
+    aten.bitwise_not.default: _bitwise_not,
+    aten.where.self: _where,
+    aten.where.ScalarSelf: _where,
+    aten.where.ScalarOther: _where,
+    aten.where.Scalar: _where,
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.masked_fill.Tensor: _masked_fill,
+    aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_min.Tensor: _clamp,
+    aten.clamp_max.default: _clamp_max,
+    aten.clamp_max.Tensor: _clamp_max,
+    # ---- the same values ----
+    aten.clone.default: _same,
+    aten.alias.default: _same,
+    aten.contiguous.default: _same,
+    aten.lift_fresh_copy.default: _same,
+    aten.lift_fresh.default: _same,
+    aten.detach.default: _detach,
+    aten.dropout.default: _dropout,
+    aten.native_dropout.default: _native_dropout,
+    # ---- another dtype ----
+    aten._to_copy.default: _convert,
+    aten.to.dtype: _convert,
+    aten.to.dtype_layout: _convert,
+    aten.to.device: _convert,
+    aten.type_as.default: _convert,
+    prims.convert_element_type.default: _convert,
+}

@@ -1,0 +1,252 @@
+"""`trace`: a model or function and example arguments to a graph, through torch.export."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
+from egcompile.frontend import _torch
+from egcompile.frontend.aten import TABLE
+from egcompile.frontend.grad_mode import detach_no_grad_values
+from egcompile.frontend.importer import Binding, Constant, identifiers, import_fx
+from egcompile.ir import Graph, TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A graph and how to call it as its model is called.
+
+    graph          inputs: parameters and buffers, then the arguments' tensors, then constants
+    parameters     dotted names of the first inputs: parameters, then buffers; tied ones once
+    state          their tensors, the model's own
+    constants      tensors that the traced code holds: the values of the last inputs
+    requires_grad  for every input, whether its example requires a gradient
+    arguments      for each flattened argument, the input that it is, or the `Constant` it must be
+    outputs        for each flattened result, an index into `graph.outputs`, or `Constant`
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]
+    state: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+    requires_grad: tuple[bool, ...]
+    arguments: tuple[int | Constant, ...]
+    outputs: tuple[int | Constant, ...]
+    _call: _Call
+    _out_spec: _torch.TreeSpec
+
+    def inputs(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
+        """The values of `graph.inputs` after the parameters, for a call like the traced one.
+
+        Raises TypeMismatch for a call of other types, structure or Python values.
+        """
+        call = _Call.of(self._call.signature, args, kwargs or {})
+        if call.spec != self._call.spec:
+            raise TypeMismatch(f"the arguments are {call.spec}; the trace was made for {self._call.spec}")
+        for name, leaf, slot in zip(call.names, call.leaves, self.arguments, strict=True):
+            expected = slot.value if isinstance(slot, Constant) else self.graph.inputs[slot].type
+            found = TensorType.of(leaf) if isinstance(leaf, Tensor) else leaf
+            if found is not expected and found != expected:
+                raise TypeMismatch(f"argument {name} is {found}; the trace was made for {expected}")
+        return [*call.tensors, *self.constants]
+
+    def restore(self, values: Sequence[Any]) -> Any:
+        """The model's result from the values of `graph.outputs`."""
+        leaves = [slot.value if isinstance(slot, Constant) else values[slot] for slot in self.outputs]
+        return _torch.unflatten(leaves, self._out_spec)
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+def trace(
+    model: nn.Module | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Traced:
+    """Traces a call of `model`: sizes, dtypes, training mode and Python values are those of the example.
+
+    Raises TraceError where a graph cannot say what the model does (control flow on data, an input changed
+    in place, hooks, custom autograd Functions), and UnsupportedOp for an ATen op outside the table; both
+    name the module path and the source line.
+    """
+    module = model if isinstance(model, nn.Module) else _Function(model)
+    call = _Call.of(_signature(model), args, kwargs or {})
+    state = _state(module)
+    program = _export(module, *_without_aliases(list(state.values()), args, kwargs or {}))
+    _refuse_mutation(program)
+    parameters = _parameter_names(program, state)
+    imported = import_fx(program.graph_module, _bindings(program, parameters, call))
+    first = len(set(parameters.values()))
+    positions = itertools.count(first)
+    tensors = [state[name] for name in dict.fromkeys(parameters.values())]
+    return Traced(
+        graph=imported.graph,
+        parameters=tuple(dict.fromkeys(parameters.values())),
+        state=tuple(tensors),
+        constants=imported.constants,
+        requires_grad=tuple(x.requires_grad for x in (*tensors, *call.tensors, *imported.constants)),
+        arguments=tuple(
+            next(positions) if isinstance(leaf, Tensor) else Constant(leaf) for leaf in call.leaves
+        ),
+        outputs=imported.outputs,
+        _call=call,
+        _out_spec=_torch.out_spec(program),
+    )
+
+
+class _Function(nn.Module):
+    """A function as the module that torch.export wants."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The arguments of a call, flattened in the order of the signature: keyword or not makes no difference."""
+
+    signature: inspect.Signature | None
+    names: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    spec: _torch.TreeSpec
+
+    @staticmethod
+    def of(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call:
+        arguments: Any = (tuple(args), dict(kwargs))
+        if signature is not None:
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+        named = _torch.flatten_with_names(arguments)
+        names, leaves = zip(*named, strict=True) if named else ((), ())
+        return _Call(signature, names, leaves, _torch.flatten(arguments)[1])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+
+def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except ValueError:  # some builtins have none
+        return None
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Every name of every parameter and buffer, tied names too."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _without_aliases(
+    state: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example with a tensor that stands in it twice, or is a parameter, copied.
+
+    torch.export would bind all its uses to one placeholder.
+    """
+    seen = {id(x) for x in state}
+
+    def distinct(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and id(leaf) in seen:
+            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        seen.add(id(leaf))
+        return leaf
+
+    leaves, spec = _torch.flatten((tuple(args), dict(kwargs)))
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = _torch.unflatten([distinct(x) for x in leaves], spec)
+    return copied
+
+
+def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The functional ATen program, no-grad regions made explicit."""
+    for name, child in module.named_modules():
+        if _torch.has_backward_hooks(child):
+            raise TraceError(f"module {name or 'itself'} has backward hooks, which a trace would drop; remove them")
+    try:
+        with torch.enable_grad(), _torch.refusing_lost_semantics():
+            program = _torch.export(module, args, kwargs)
+            detach_no_grad_values(program.graph_module)
+            return _torch.decompose(program, TABLE.keys())
+    except EgcompileError:
+        raise
+    except _torch.DATA_DEPENDENT_ERRORS as error:
+        raise TraceError(
+            "the model's control flow, a shape or a Python number depends on the data of a tensor: "
+            f"compute it with tensor ops (torch.where), or trace that part by itself ({_first_line(error)})"
+        ) from error
+    except Exception as error:
+        raise TraceError(f"torch.export failed: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    if signature.user_inputs_to_mutate:
+        changed = ", ".join(signature.user_inputs_to_mutate.values())
+        raise TraceError(f"the model changes its input {changed} in place; clone it first")
+    changed = [*signature.buffers_to_mutate.values(), *_torch.parameters_to_mutate(program).values()]
+    if changed:
+        raise UnsupportedOp(
+            f"the model changes {', '.join(changed)} in place; call eval() where that stops it (BatchNorm)"
+        )
+
+
+def _parameter_names(program: ExportedProgram, state: Mapping[str, Tensor]) -> dict[str, str]:
+    """From each parameter's and buffer's name to the first name of that very tensor."""
+    first: dict[int, str] = {}
+    names = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            name = str(spec.target)
+            names[name] = first.setdefault(id(state[name]), name)
+    return names
+
+
+def _bindings(program: ExportedProgram, parameters: Mapping[str, str], call: _Call) -> list[Binding]:
+    """What each placeholder of the program stands for."""
+    tensor_names = [name for name, leaf in zip(call.names, call.leaves, strict=True) if isinstance(leaf, Tensor)]
+    dotted = [*dict.fromkeys(parameters.values()), *tensor_names]
+    identifier = identifiers(dotted)
+    known = dict(zip(dotted, identifier, strict=False))
+    inputs = iter(identifier[len(dotted) - len(tensor_names) :])
+    leaves = iter(call.leaves)
+    bindings: list[Binding] = []
+    for spec in program.graph_signature.input_specs:
+        match spec.kind:
+            case InputKind.PARAMETER | InputKind.BUFFER:
+                bindings.append(known[parameters[str(spec.target)]])
+            case InputKind.CONSTANT_TENSOR:
+                bindings.append(_constant(program, str(spec.target)))
+            case InputKind.USER_INPUT:
+                leaf = next(leaves)
+                bindings.append(next(inputs) if isinstance(leaf, Tensor) else Constant(leaf))
+            case _:
+                raise TraceError(f"the model has an input of kind {spec.kind.name}, which no graph can hold")
+    return bindings
+
+
+def _constant(program: ExportedProgram, name: str) -> Tensor:
+    value = program.constants[name]
+    if not isinstance(value, Tensor) or value.requires_grad:
+        raise TraceError(
+            f"the traced code closes over {name}, a {type(value).__name__} that needs a gradient: "
+            "pass it as an argument, or trace the module that owns it"
+        )
+    return value

@@ -1,0 +1,258 @@
+"""The importer: a functional ATen fx graph, whoever traced it, to a `Graph`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from egcompile import ops
+from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
+from egcompile.frontend.aten import TABLE
+from egcompile.frontend.origins import origin_of
+from egcompile.ir import DTYPE_NAMES, Graph, Node, TensorType, ValueType
+from egcompile.ops import Kind
+
+aten = torch.ops.aten
+
+IGNORED = frozenset({aten._assert_tensor_metadata.default})
+"""Calls without a result, that only check what the types already say."""
+
+DATA_DEPENDENT = frozenset({aten._local_scalar_dense.default, aten.item.default, aten.nonzero.default})
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """`graph` is a pure function of its inputs.
+
+    constants   tensors that the traced code holds: the values of the graph's last inputs
+    outputs     one entry an output of the fx graph: an index into `graph.outputs`, or `Constant`
+    """
+
+    graph: Graph
+    constants: tuple[torch.Tensor, ...]
+    outputs: tuple[int | Constant, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A Python value among the outputs or inputs of a trace: None, a number, a string."""
+
+    value: Any
+
+
+Binding = str | torch.Tensor | Constant
+"""What a placeholder stands for: the input of that name, a constant tensor, or a Python value."""
+
+
+def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding]) -> Imported:
+    """Imports a functional ATen graph; `bindings` say what each placeholder stands for, in order.
+
+    Placeholders bound to one name are one input. A constant tensor of equal elements becomes a `full`,
+    any other an input behind the named ones. Every node must come out with the type of `meta["val"]`.
+    Raises UnsupportedOp for an op outside the table and TraceError for what no graph can hold; both
+    name the op, the module path and the source line.
+    """
+    importer = _Importer(gm)
+    values = iter(bindings)
+    for node in gm.graph.nodes:
+        match node.op:
+            case "placeholder":
+                importer.values[node] = importer.bind(next(values), node)
+            case "get_attr":
+                importer.values[node] = importer.constant(_attribute(gm, node.target))
+            case "call_function":
+                importer.values[node] = importer.call(node)
+            case "output":
+                return importer.finish(node)
+            case _:
+                raise TraceError(f"{node.op} {node.target} in a graph that should be functional ATen")
+    raise TraceError("the graph has no output node")
+
+
+def identifiers(names: Sequence[str]) -> list[str]:
+    """Dotted names as unique identifiers: `layers.0.weight` -> `layers_0_weight`."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        stem = re.sub(r"\W+", "_", name).strip("_") or "x"
+        stem = f"_{stem}" if stem[0].isdigit() else stem
+        unique, count = stem, 1
+        while unique in taken:
+            count += 1
+            unique = f"{stem}_{count}"
+        taken.add(unique)
+        result.append(unique)
+    return result
+
+
+@dataclass
+class _Importer:
+    gm: fx.GraphModule
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    inputs: dict[str, Node] = field(default_factory=dict)
+    constants: dict[Node, torch.Tensor] = field(default_factory=dict)
+    origins: dict[Node, frozenset[str]] = field(default_factory=dict)
+
+    def bind(self, binding: Binding, node: fx.Node) -> Any:
+        if isinstance(binding, Constant):
+            return binding.value
+        if isinstance(binding, torch.Tensor):
+            return self.constant(binding)
+        expected = _tensor_type(node, node.meta.get("val"))
+        value = ops.input(name=binding, shape=expected.shape, dtype=expected.dtype)
+        if self.inputs.setdefault(binding, value) is not value:
+            raise TraceError(f"input {binding} is both {self.inputs[binding].type} and {value.type}")
+        return value
+
+    def constant(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        kind = _checked(TensorType.of(value), "a constant")
+        if (number := _uniform(value)) is not None:
+            return ops.full(value=number, shape=kind.shape, dtype=kind.dtype)
+        for node, known in self.constants.items():
+            if known is value:
+                return node
+        node = ops.input(name=f"constant_{len(self.constants)}", shape=kind.shape, dtype=kind.dtype)
+        self.constants[node] = value
+        return node
+
+    def call(self, node: fx.Node) -> Any:
+        """The value of a call; a failure says where in the model it stands."""
+        if node.target is operator.getitem:
+            return self.values[node.args[0]][node.args[1]]
+        if node.target in IGNORED:
+            return None
+        try:
+            return self._row(node)
+        except (UnsupportedOp, TraceError) as error:
+            raise type(error)(f"{error}, at {_place(node)}") from error
+        except EgcompileError as error:
+            raise TraceError(f"{node.target} cannot be imported: {error}, at {_place(node)}") from error
+
+    def _row(self, node: fx.Node) -> Any:
+        row = _row_of(node)
+        arguments = [self._value(argument) for argument in _in_schema_order(node)]
+        expected = _value_type(node)
+        result = row(expected, *arguments)
+        _verify(node, result, expected)
+        self._mark(result, arguments, origin_of(node.meta))
+        return result
+
+    def _value(self, argument: Any) -> Any:
+        return fx.map_arg(argument, lambda n: self.values[n]) if _has_nodes(argument) else argument
+
+    def _mark(self, result: Any, arguments: Sequence[Any], origin: str | None) -> None:
+        """Notes the origin on every node between the arguments and the result."""
+        if origin is None:
+            return
+        stop = {n for argument in arguments for n in _flat(argument)}
+        pending = [n for n in _flat(result) if n not in stop]
+        seen: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node in seen or node in stop or node.op.kind is Kind.LEAF:
+                continue
+            seen.add(node)
+            self.origins[node] = self.origins.get(node, frozenset()) | {origin}
+            pending.extend(node.inputs)
+
+    def finish(self, node: fx.Node) -> Imported:
+        outputs: list[Node] = []
+        slots: list[int | Constant] = []
+        for argument in node.args[0]:  # type: ignore[union-attr]
+            value = self._value(argument)
+            if isinstance(value, Node):
+                slots.append(len(outputs))
+                outputs.append(value)
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                slots.append(Constant(value))
+            else:
+                raise TraceError(f"the model returns a {type(value).__name__}; return tensors")
+        inputs = (*self.inputs.values(), *self.constants)
+        graph = Graph(inputs, tuple(outputs), origins=self.origins)
+        return Imported(graph, tuple(self.constants.values()), tuple(slots))
+
+
+def _row_of(node: fx.Node) -> Callable[..., Any]:
+    if node.target in DATA_DEPENDENT:
+        raise TraceError(f"{node.target}: the model reads a value out of a tensor, so the graph would depend on data")
+    try:
+        return TABLE[node.target]
+    except KeyError:
+        raise UnsupportedOp(f"{node.target} has no row in the import table") from None
+
+
+def _in_schema_order(node: fx.Node) -> list[Any]:
+    """All arguments of a call, defaults filled in."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+    return [given[a.name] if a.name in given else a.default_value for a in schema]
+
+
+def _value_type(node: fx.Node) -> ValueType:
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return tuple(_tensor_type(node, v) for v in value)
+    return _tensor_type(node, value)
+
+
+def _tensor_type(node: fx.Node, value: Any) -> TensorType:
+    if not isinstance(value, torch.Tensor):
+        raise TraceError(f"{node.target} gives a {type(value).__name__}, not a tensor")
+    if not all(isinstance(n, int) for n in value.shape):
+        raise TraceError(f"{node.target} has the dynamic shape {list(value.shape)}; shapes must be static")
+    return _checked(TensorType.of(value), str(node.target))
+
+
+def _checked(kind: TensorType, what: str) -> TensorType:
+    if kind.dtype not in DTYPE_NAMES:
+        raise UnsupportedOp(f"{what} has dtype {kind.dtype}; known are {', '.join(DTYPE_NAMES.values())}")
+    return kind
+
+
+def _verify(node: fx.Node, result: Any, expected: ValueType) -> None:
+    results = result if isinstance(result, tuple) else (result,)
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    found = tuple(r.type for r in results)
+    if found != wanted:
+        raise TypeMismatch(
+            f"it came out as {', '.join(map(str, found))} where PyTorch has {', '.join(map(str, wanted))}"
+        )
+
+
+def _place(node: fx.Node) -> str:
+    return origin_of(node.meta) or f"node {node.name}"
+
+
+def _attribute(gm: fx.GraphModule, target: Any) -> Any:
+    return operator.attrgetter(str(target))(gm)
+
+
+def _uniform(value: torch.Tensor) -> float | None:
+    """The number that every element is; None if they differ, or a float could not hold it."""
+    if value.numel() == 0:
+        return 0.0
+    first = value.reshape(-1)[0]
+    if not bool((value == first).all()):
+        return None
+    number = first.item()
+    return float(number) if float(number) == number else None
+
+
+def _has_nodes(argument: Any) -> bool:
+    if isinstance(argument, (tuple, list)):
+        return any(map(_has_nodes, argument))
+    return isinstance(argument, fx.Node)
+
+
+def _flat(value: Any) -> list[Node]:
+    if isinstance(value, (tuple, list)):
+        return [n for v in value for n in _flat(v)]
+    return [value] if isinstance(value, Node) else []

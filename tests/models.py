@@ -1,0 +1,248 @@
+"""A small zoo of training models, and the calls that make them: `CASES` by name.
+
+Each model's last output is a loss. Sizes are small and ragged, so that nothing holds by accident of a
+power of two.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    vocab: int = 37
+    dim: int = 24
+    hidden: int = 40
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    length: int = 7
+    eps: float = 1e-5
+    hf_norm: bool = False
+    repeat_kv: bool = False
+    tied: bool = False
+
+
+class HFRMSNorm(nn.Module):
+    """RMSNorm as Hugging Face writes it: statistics in fp32, the weight after the cast."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = hidden_states.to(torch.promote_types(input_dtype, torch.float32))
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden_states.to(input_dtype)
+
+
+def _norm(config: LlamaConfig) -> nn.Module:
+    return (HFRMSNorm if config.hf_norm else nn.RMSNorm)(config.dim, config.eps)
+
+
+def rotary_tables(length: int, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """cos and sin, [length, width]; each frequency twice, for `rotate_half`."""
+    inverse = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def repeat_kv(x: Tensor, repeats: int) -> Tensor:
+    """[B, H_kv, L, D] -> [B, H_kv * repeats, L, D], as Hugging Face writes it."""
+    batch, heads, length, width = x.shape
+    x = x[:, :, None, :, :].expand(batch, heads, repeats, length, width)
+    return x.reshape(batch, heads * repeats, length, width)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.dim // config.heads
+        self.q_proj = nn.Linear(config.dim, config.heads * self.width, bias=False)
+        self.k_proj = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
+        self.v_proj = nn.Linear(config.dim, config.kv_heads * self.width, bias=False)
+        self.o_proj = nn.Linear(config.heads * self.width, config.dim, bias=False)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.width).transpose(1, 2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = map(self._heads, (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+        q = q * cos + rotate_half(q) * sin
+        k = k * cos + rotate_half(k) * sin
+        if self.config.repeat_kv:
+            repeats = self.config.heads // self.config.kv_heads
+            k, v = repeat_kv(k, repeats), repeat_kv(v, repeats)
+        grouped = k.shape[1] != q.shape[1]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return self.o_proj(out.transpose(1, 2).reshape(x.shape))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.dim, config.hidden, bias=False)
+        self.up_proj = nn.Linear(config.dim, config.hidden, bias=False)
+        self.down_proj = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_norm = _norm(config)
+        self.attention = Attention(config)
+        self.post_norm = _norm(config)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.input_norm(x), cos, sin)
+        return x + self.mlp(self.post_norm(x))
+
+
+class Llama(nn.Module):
+    """`forward(ids[B, T], target[B, T]) -> loss`; targets of -100 are left out of the mean."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab, config.dim)
+        self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
+        self.norm = _norm(config)
+        self.head = nn.Linear(config.dim, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        cos, sin = rotary_tables(config.length, config.dim // config.heads)
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
+
+    def forward(self, ids: Tensor, target: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), target.view(-1), ignore_index=-100)
+
+
+class MLP(nn.Module):
+    """`forward(x[B, N], y[B, M]) -> loss`: three linear layers, an activation after all but the last."""
+
+    def __init__(self, activation: str, dim: int = 12, hidden: int = 20, out: int = 5) -> None:
+        super().__init__()
+        self.activation = activation
+        self.layers = nn.ModuleList(
+            [nn.Linear(dim, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, out)]
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = ACTIVATIONS[self.activation](layer(x))
+        return F.mse_loss(self.layers[-1](x), y)
+
+
+class ResidualBlock(nn.Module):
+    """`forward(x[B, T, N], r[B, T, N]) -> h, loss`: add -> rms_norm -> linear -> gelu -> add -> loss."""
+
+    def __init__(self, dim: int = 12, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(dim, eps)
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + r
+        h = h + F.gelu(self.linear(self.norm(h)))
+        return h, h.square().mean()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a call of it. Equal cases make equal models and equal inputs."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    inputs: Callable[[torch.Generator, torch.dtype], tuple[Tensor, ...]]
+
+    def make(self, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, ...]]:
+        """The model, its parameters and buffers in `dtype`, and the inputs of one step."""
+        seed = zlib.crc32(self.name.encode())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.model().to(dtype)
+            _randomize_ones(model)
+        return model, self.inputs(torch.Generator().manual_seed(seed + 1), dtype)
+
+
+def _randomize_ones(model: nn.Module) -> None:
+    """Norm weights start at one, which would hide an error in them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 and bool((parameter == 1).all()):
+                parameter.uniform_(0.5, 1.5)
+
+
+def _tokens(config: LlamaConfig, generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    ids, target = torch.randint(config.vocab, (2, 2, config.length), generator=generator).unbind()
+    target[0, :3] = -100
+    return ids, target.contiguous()
+
+
+def _llama(name: str, **options: bool) -> Case:
+    config = replace(LlamaConfig(), **options)  # type: ignore[arg-type]
+    return Case(
+        name,
+        lambda: Llama(config),
+        lambda generator, dtype: _tokens(config, generator, dtype),
+    )
+
+
+def _floats(*shapes: tuple[int, ...]) -> Callable[[torch.Generator, torch.dtype], tuple[Tensor, ...]]:
+    return lambda generator, dtype: tuple(
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+    )
+
+
+def _mlp(activation: str) -> Case:
+    return Case(f"mlp_{activation}", lambda: MLP(activation), _floats((6, 12), (6, 5)))
+
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        _llama("llama"),
+        _llama("llama_hf", hf_norm=True, repeat_kv=True, tied=True),
+        _llama("llama_tied", tied=True),
+        *map(_mlp, ACTIVATIONS),
+        Case("residual_block", ResidualBlock, _floats((2, 3, 12), (2, 3, 12))),
+    )
+}
