@@ -29,7 +29,7 @@ def _contracts(step: Launch | Call) -> bool:
     return any(node.op.flops is not None for node in step.kernel.body.nodes)
 
 
-def count(program: Program) -> dict[str, Any]:
+def count(program: Program) -> dict[str, Counter[str]]:
     """Bytes read and written by each kind of step, and the ops that ATen was called for outside products."""
     moved: Counter[str] = Counter()
     called: Counter[str] = Counter()
@@ -45,7 +45,7 @@ def count(program: Program) -> dict[str, Any]:
         steps[where] += 1
         if where == "other_call":
             called[step.op] += nbytes
-    return {"bytes": dict(moved), "steps": dict(steps), "aten": dict(called.most_common())}
+    return {"bytes": moved, "steps": steps, "aten": called}
 
 
 def measure(case: Case, target: str, dtype: str) -> dict[str, Any]:
@@ -54,20 +54,16 @@ def measure(case: Case, target: str, dtype: str) -> dict[str, Any]:
     model = make_model(case, device, DTYPES[dtype])
     batch = place(case, case.batch(0), device, DTYPES[dtype])
     plan = egcompile.optimize(egcompile.trace(model, batch), target=target)
-    counts = [count(p) for p in (plan.schedule.forward, plan.schedule.backward) if p is not None]
+    scheduled = plan.compiled().schedule
+    programs = [p for p in (scheduled.forward, scheduled.backward) if p is not None]
     total: dict[str, Counter[str]] = {"bytes": Counter(), "steps": Counter(), "aten": Counter()}
-    for part in counts:
-        for key, counter in total.items():
-            counter.update(part[key])
+    for program in programs:
+        for key, counts in count(program).items():
+            total[key].update(counts)
     generated, aten = total["bytes"]["other_launch"], total["bytes"]["other_call"]
     share = generated / (generated + aten) if generated + aten else 1.0
-    opaque = sum(n for op, n in _opaque_calls(plan).items())
+    opaque = sum("opaque" in s.op for p in programs for s in p.steps if isinstance(s, Call))
     return {"target": target, "share": share, "opaque": opaque, **{k: dict(v) for k, v in total.items()}}
-
-
-def _opaque_calls(plan: Any) -> Counter[str]:
-    programs = [p for p in (plan.schedule.forward, plan.schedule.backward) if p is not None]
-    return Counter(s.op for p in programs for s in p.steps if isinstance(s, Call) and "opaque" in s.op)
 
 
 def table(result: dict[str, Any]) -> str:
@@ -78,6 +74,6 @@ def table(result: dict[str, Any]) -> str:
     ]
     for where, nbytes in sorted(result["bytes"].items()):
         lines.append(f"{where.replace('_', ', '):24}{result['steps'][where]:>8}{nbytes / 1e9:>10.3f}")
-    for op, nbytes in list(result["aten"].items())[:8]:
+    for op, nbytes in Counter(result["aten"]).most_common(8):
         lines.append(f"  ATen {op:17}{'':>8}{nbytes / 1e9:>10.3f}")
     return "\n".join(lines)

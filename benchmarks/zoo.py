@@ -262,7 +262,7 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
     },
     "unet": {
         "full": lambda: _unet(8, 256, 32, 16, 64, channels_last=True),
-        # PyTorch 2.13 crashes on a CPU in the backward of a channels_last GroupNorm whose input needs no gradient
+        # a CPU's backward of a channels_last GroupNorm crashes (torch 2.13) if its input needs no gradient
         "small": lambda: _unet(2, 32, 8, 2, 16, channels_last=False),
     },
     "resnet50": {
