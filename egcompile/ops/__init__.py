@@ -31,6 +31,12 @@ from egcompile.ops.fused import (
     swiglu_backward,
 )
 from egcompile.ops.indexing import embedding, embedding_backward
+from egcompile.ops.layer_norm import (
+    add_layer_norm,
+    layer_norm,
+    layer_norm_backward,
+    layer_norm_backward_add,
+)
 from egcompile.ops.loss import (
     cross_entropy,
     cross_entropy_backward,
