@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.runtime.naive import naive_schedule
 
 from egcompile import ops
 from egcompile.errors import CacheCorrupt, CompileError
@@ -16,6 +15,7 @@ from egcompile.runtime.loader import load, store
 from egcompile.runtime.source import render
 from egcompile.schedule.kernel import Buffer, Call, Free, Kernel, Launch, Program, Schedule, View
 from egcompile.target import Target
+from tests.runtime.naive import naive_schedule
 
 CPU, CUDA = Target.parse("cpu"), Target.parse("cuda:90")
 
