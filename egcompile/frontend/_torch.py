@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from unittest import mock
@@ -39,9 +40,8 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 def flatten_with_names(tree: Any) -> list[tuple[str, Any]]:
     """Each leaf with its dotted path: `{"x": [a, b]}` gives `x.0` and `x.1`."""
-    return [
-        (".".join(_key_name(key) for key in path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]
-    ]
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    return [(".".join(map(_key_name, path)), leaf) for path, leaf in leaves]
 
 
 def _key_name(key: Any) -> str:
@@ -62,10 +62,14 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
     """The functional ATen program, with the ops `keep` whole."""
-    table = default_decompositions()
-    for op in keep:
-        table.pop(op, None)
-    return program.run_decompositions(table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own copy of its tree specs
+        return program.run_decompositions(_decompositions(keep))
+
+
+def _decompositions(keep: Collection[Any]) -> dict[Any, Any]:
+    table: Mapping[Any, Any] = dict(default_decompositions())
+    return {op: rule for op, rule in table.items() if op not in keep}
 
 
 def out_spec(program: ExportedProgram) -> TreeSpec:
@@ -87,31 +91,34 @@ def aot_forward(
     Inputs may be real, fake or SymInt; the trace has static sizes and a fake mode of its own, and leaves
     Dynamo's tracing context and guards alone.
     """
-    table = default_decompositions()
-    for op in keep:
-        table.pop(op, None)
-    composite, python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    composite, python = _split_decomp_table_to_cia_and_python_decomp(_decompositions(keep))
     mode = FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True)
     inputs = [_static(mode, x) for x in example_inputs]
     with tracing(None), mode, _override_composite_implicit_decomp(composite):
-        return aot_export_module(gm, inputs, trace_joint=False, decompositions=python)  # type: ignore[return-value]
+        graph, signature = aot_export_module(
+            gm,
+            inputs,
+            trace_joint=False,
+            decompositions=python,  # type: ignore[arg-type]  # it holds overloads only
+        )
+    assert isinstance(graph, fx.GraphModule)
+    return graph, signature
 
 
 def _static(mode: FakeTensorMode, x: Any) -> Any:
     """The input in `mode`, sizes as numbers, without a guard on any of them."""
-    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return x.node.hint
     if not isinstance(x, torch.Tensor):
-        return x
+        return static_number(x)
     if isinstance(x, FakeTensor):
-        sizes, strides = (tuple(map(_hint, numbers)) for numbers in (x.shape, x.stride()))
+        sizes, strides = (tuple(map(static_number, numbers)) for numbers in (x.shape, x.stride()))
         with mode:
             return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
     return mode.from_tensor(x.detach() if x.requires_grad else x, static_shapes=True)
 
 
-def _hint(size: int | torch.SymInt) -> int:
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+def static_number(x: Any) -> Any:
+    """The example's value of a symbolic number, without a guard on it; other values as they are."""
+    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
 def source_name(placeholder: fx.Node) -> str:

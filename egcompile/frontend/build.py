@@ -99,6 +99,11 @@ def _spread(x: Node) -> int:
     return 2 if is_full(x) else int(x.op is ops.expand)
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that all of `shapes` broadcast to; raises RuntimeError if there is none."""
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
 def permute(x: Node, perm: Sequence[int]) -> Node:
     """Axes in the order `perm`; a swap of the last two is a `transpose`."""
     rank = len(x.shape)

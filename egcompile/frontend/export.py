@@ -84,12 +84,12 @@ def trace(
     _refuse_mutation(program)
     parameters = _parameter_names(program, state)
     imported = import_fx(program.graph_module, _bindings(program, parameters, call))
-    first = len(set(parameters.values()))
-    positions = itertools.count(first)
-    tensors = [state[name] for name in dict.fromkeys(parameters.values())]
+    first = tuple(dict.fromkeys(parameters.values()))
+    tensors = [state[name] for name in first]
+    positions = itertools.count(len(first))
     return Traced(
         graph=imported.graph,
-        parameters=tuple(dict.fromkeys(parameters.values())),
+        parameters=first,
         state=tuple(tensors),
         constants=imported.constants,
         requires_grad=tuple(x.requires_grad for x in (*tensors, *call.tensors, *imported.constants)),
@@ -115,7 +115,7 @@ class _Function(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """The arguments of a call, flattened in the order of the signature: keyword or not makes no difference."""
+    """A call's arguments, flattened in the signature's order, whether given by keyword or not."""
 
     signature: inspect.Signature | None
     names: tuple[str, ...]
@@ -130,6 +130,10 @@ class _Call:
         named = _torch.flatten_with_names(arguments)
         names, leaves = zip(*named, strict=True) if named else ((), ())
         return _Call(signature, names, leaves, _torch.flatten(arguments)[1])
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return [n for n, leaf in zip(self.names, self.leaves, strict=True) if isinstance(leaf, Tensor)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -175,7 +179,9 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """The functional ATen program, no-grad regions made explicit."""
     for name, child in module.named_modules():
         if _torch.has_backward_hooks(child):
-            raise TraceError(f"module {name or 'itself'} has backward hooks, which a trace would drop; remove them")
+            raise TraceError(
+                f"module {name or type(child).__name__} has backward hooks; a trace would drop them"
+            )
     try:
         with torch.enable_grad(), _torch.refusing_lost_semantics():
             program = _torch.export(module, args, kwargs)
@@ -199,8 +205,8 @@ def _first_line(error: Exception) -> str:
 def _refuse_mutation(program: ExportedProgram) -> None:
     signature = program.graph_signature
     if signature.user_inputs_to_mutate:
-        changed = ", ".join(signature.user_inputs_to_mutate.values())
-        raise TraceError(f"the model changes its input {changed} in place; clone it first")
+        inputs = ", ".join(signature.user_inputs_to_mutate.values())
+        raise TraceError(f"the model changes its input {inputs} in place; clone it first")
     changed = [*signature.buffers_to_mutate.values(), *_torch.parameters_to_mutate(program).values()]
     if changed:
         raise UnsupportedOp(
@@ -221,12 +227,10 @@ def _parameter_names(program: ExportedProgram, state: Mapping[str, Tensor]) -> d
 
 def _bindings(program: ExportedProgram, parameters: Mapping[str, str], call: _Call) -> list[Binding]:
     """What each placeholder of the program stands for."""
-    tensor_names = [name for name, leaf in zip(call.names, call.leaves, strict=True) if isinstance(leaf, Tensor)]
-    dotted = [*dict.fromkeys(parameters.values()), *tensor_names]
-    identifier = identifiers(dotted)
-    known = dict(zip(dotted, identifier, strict=False))
-    inputs = iter(identifier[len(dotted) - len(tensor_names) :])
-    leaves = iter(call.leaves)
+    first = list(dict.fromkeys(parameters.values()))
+    unique = identifiers([*first, *call.tensor_names])
+    known = dict(zip(first, unique, strict=False))
+    inputs, leaves = iter(unique[len(first) :]), iter(call.leaves)
     bindings: list[Binding] = []
     for spec in program.graph_signature.input_specs:
         match spec.kind:

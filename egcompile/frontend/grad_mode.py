@@ -49,8 +49,10 @@ def _detach_operands(gm: fx.GraphModule, user: fx.Node, dead: dict[fx.Node, None
 
 
 def _is_item_of(node: fx.Node, dead: dict[fx.Node, None]) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem" and node.args[0] in dead and not _is_tensor(
-        node.args[0]
+    return (
+        getattr(node.target, "__name__", "") == "getitem"
+        and node.args[0] in dead
+        and not _is_tensor(node.args[0])
     )
 
 

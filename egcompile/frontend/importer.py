@@ -27,7 +27,7 @@ DATA_DEPENDENT = frozenset({aten._local_scalar_dense.default, aten.item.default,
 
 
 @dataclass(frozen=True, eq=False)
-class Imported:
+class FxGraph:
     """`graph` is a pure function of its inputs.
 
     constants   tensors that the traced code holds: the values of the graph's last inputs
@@ -50,7 +50,7 @@ Binding = str | torch.Tensor | Constant
 """What a placeholder stands for: the input of that name, a constant tensor, or a Python value."""
 
 
-def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding]) -> Imported:
+def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding]) -> FxGraph:
     """Imports a functional ATen graph; `bindings` say what each placeholder stands for, in order.
 
     Placeholders bound to one name are one input. A constant tensor of equal elements becomes a `full`,
@@ -98,6 +98,7 @@ class _Importer:
     inputs: dict[str, Node] = field(default_factory=dict)
     constants: dict[Node, torch.Tensor] = field(default_factory=dict)
     origins: dict[Node, frozenset[str]] = field(default_factory=dict)
+    marked: set[Node] = field(default_factory=set)
 
     def bind(self, binding: Binding, node: fx.Node) -> Any:
         if isinstance(binding, Constant):
@@ -126,7 +127,8 @@ class _Importer:
     def call(self, node: fx.Node) -> Any:
         """The value of a call; a failure says where in the model it stands."""
         if node.target is operator.getitem:
-            return self.values[node.args[0]][node.args[1]]
+            values, index = map(self._value, node.args)
+            return values[index]
         if node.target in IGNORED:
             return None
         try:
@@ -149,21 +151,16 @@ class _Importer:
         return fx.map_arg(argument, lambda n: self.values[n]) if _has_nodes(argument) else argument
 
     def _mark(self, result: Any, arguments: Sequence[Any], origin: str | None) -> None:
-        """Notes the origin on every node between the arguments and the result."""
-        if origin is None:
-            return
-        stop = {n for argument in arguments for n in _flat(argument)}
-        pending = [n for n in _flat(result) if n not in stop]
-        seen: set[Node] = set()
-        while pending:
-            node = pending.pop()
-            if node in seen or node in stop or node.op.kind is Kind.LEAF:
-                continue
-            seen.add(node)
-            self.origins[node] = self.origins.get(node, frozenset()) | {origin}
-            pending.extend(node.inputs)
+        """Notes the origin on every node that the row made, and on a result that stood there already."""
+        operands = set(_flat(arguments))
+        results = [n for n in _flat(result) if n not in operands]
+        new = _until(results, self.marked)
+        for node in {*results, *new}:
+            if origin and node.op.kind is not Kind.LEAF:
+                self.origins[node] = self.origins.get(node, frozenset()) | {origin}
+        self.marked.update(new)
 
-    def finish(self, node: fx.Node) -> Imported:
+    def finish(self, node: fx.Node) -> FxGraph:
         outputs: list[Node] = []
         slots: list[int | Constant] = []
         for argument in node.args[0]:  # type: ignore[union-attr]
@@ -177,12 +174,12 @@ class _Importer:
                 raise TraceError(f"the model returns a {type(value).__name__}; return tensors")
         inputs = (*self.inputs.values(), *self.constants)
         graph = Graph(inputs, tuple(outputs), origins=self.origins)
-        return Imported(graph, tuple(self.constants.values()), tuple(slots))
+        return FxGraph(graph, tuple(self.constants.values()), tuple(slots))
 
 
 def _row_of(node: fx.Node) -> Callable[..., Any]:
     if node.target in DATA_DEPENDENT:
-        raise TraceError(f"{node.target}: the model reads a value out of a tensor, so the graph would depend on data")
+        raise TraceError(f"{node.target} reads a number out of a tensor, so that the graph depends on data")
     try:
         return TABLE[node.target]
     except KeyError:
@@ -193,7 +190,7 @@ def _in_schema_order(node: fx.Node) -> list[Any]:
     """All arguments of a call, defaults filled in."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
-    return [given[a.name] if a.name in given else a.default_value for a in schema]
+    return [given.get(a.name, a.default_value) for a in schema]
 
 
 def _value_type(node: fx.Node) -> ValueType:
@@ -250,6 +247,18 @@ def _has_nodes(argument: Any) -> bool:
     if isinstance(argument, (tuple, list)):
         return any(map(_has_nodes, argument))
     return isinstance(argument, fx.Node)
+
+
+def _until(roots: Sequence[Node], known: set[Node]) -> set[Node]:
+    """All that the roots reach without passing through a known node."""
+    found: set[Node] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node not in known and node not in found:
+            found.add(node)
+            pending.extend(node.inputs)
+    return found
 
 
 def _flat(value: Any) -> list[Node]:

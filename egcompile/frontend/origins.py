@@ -16,19 +16,18 @@ _LIBRARY = os.path.dirname(torch.__file__) + os.sep
 
 def origin_of(meta: Mapping[str, Any]) -> str | None:
     """`layers.0.mlp.up_proj (model.py:42)` from an fx node's `meta`; a part that is not known is left out."""
-    path = _module_path(meta.get("nn_module_stack") or {})
+    stack = list((meta.get("nn_module_stack") or {}).values())
+    path = module_path(str(stack[-1][0])) if stack else ""
     line = _source_line(meta.get("stack_trace") or "")
     if path and line:
         return f"{path} ({line})"
     return path or line or None
 
 
-def _module_path(stack: Mapping[str, Any]) -> str:
-    """The innermost module's path: `layers.0` from export's `layers.0` and Dynamo's `L['self'].layers[0]`."""
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    path = re.sub(r"^(L\['\w+'\]|L__self__|self)\.?", "", path)
+def module_path(source: str) -> str:
+    """A dotted path, `layers.0`, from export's `layers.0` or Dynamo's `L['self']._modules['layers'][0]`."""
+    path = re.sub(r"^(L\['self'\]|L__self__|self)\.?", "", source)
+    path = re.sub(r"^[LG]\['(\w+)'\]", r"\1", path)
     path = _INDEX.sub(r".\1", path)
     path = re.sub(r"\b_(modules|parameters|buffers)\b\.?", "", path)
     return path.strip(".")

@@ -10,7 +10,7 @@ import torch
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
 from egcompile.frontend.aten.nn import safe_softmax
-from egcompile.frontend.build import broadcast, cast, operand, reshape
+from egcompile.frontend.build import broadcast, broadcast_shapes, cast, operand, reshape
 from egcompile.ir import Node, TensorType, accumulate_dtype, topological
 
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def _sdpa(
 def _four_axes(q: Node, k: Node, v: Node, enable_gqa: bool) -> tuple[Node, Node, Node]:
     """Operands as `[B, H, L, D]`: leading axes broadcast, then joined or added."""
     kept = 3 if enable_gqa else 2  # with grouped queries the head axes differ on purpose
-    batch = torch.broadcast_shapes(*(x.shape[:-kept] for x in (q, k, v)))
+    batch = broadcast_shapes(*(x.shape[:-kept] for x in (q, k, v)))
     q, k, v = (broadcast(x, (*batch, *x.shape[-kept:])) for x in (q, k, v))
     return _join(q), _join(k), _join(v)
 

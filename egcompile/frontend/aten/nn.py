@@ -11,7 +11,16 @@ import torch
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
 from egcompile.frontend.aten.reduction import reduced, variance
-from egcompile.frontend.build import axis, broadcast, cast, operand, permute, pointwise, reshape
+from egcompile.frontend.build import (
+    axis,
+    broadcast,
+    broadcast_shapes,
+    cast,
+    operand,
+    permute,
+    pointwise,
+    reshape,
+)
 from egcompile.ir import Node, TensorType, accumulate_dtype
 
 aten = torch.ops.aten
@@ -70,7 +79,13 @@ def _layer_norm_outputs(
 
 
 def _layer_norm(
-    out: TensorType, x: Node, shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float, *_: Any
+    out: TensorType,
+    x: Node,
+    shape: Sequence[int],
+    weight: Node | None,
+    bias: Node | None,
+    eps: float,
+    cudnn_enable: bool,
 ) -> Node:
     return _layer_norm_outputs(x, shape, weight, bias, eps)[0]
 
@@ -88,7 +103,7 @@ def _native_layer_norm(
 
 
 def _softmax(op: ops.OpDef) -> Any:
-    """`softmax(x, dim, dtype)` casts before; `_softmax(x, dim, half_to_float)` has its third argument so too."""
+    """`softmax(x, dim, dtype)` and `_softmax(x, dim, half_to_float)` cast to the result's dtype first."""
 
     def row(out: TensorType, x: Node, dim: int, *_: Any) -> Node:
         return op(cast(x, out.dtype), dim=axis(dim, len(out.shape)))
@@ -176,7 +191,7 @@ def _nll_loss(
 
 
 def _mse_loss(out: TensorType, x: Node, y: Node, reduction: int) -> Node:
-    like = TensorType(tuple(torch.broadcast_shapes(x.shape, y.shape)), out.dtype)
+    like = TensorType(broadcast_shapes(x.shape, y.shape), out.dtype)
     difference = ops.sub(operand(x, like), operand(y, like))
     return _reduce_loss(out, ops.mul(difference, difference), reduction)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,22 +96,22 @@ def _only_bool(out: TensorType) -> None:
 
 def _pow_scalar(out: TensorType, x: Operand, exponent: Scalar) -> Node:
     """Small exponents as ATen's kernel computes them: products, roots and reciprocals."""
-    x = operand(x, out)
-    one = operand(1, out)
-    forms = {
-        0.0: lambda: one,
-        1.0: lambda: x,
-        2.0: lambda: ops.mul(x, x),
-        3.0: lambda: ops.mul(ops.mul(x, x), x),
-        0.5: lambda: ops.sqrt(x),
-        -0.5: lambda: ops.rsqrt(x),
-        -1.0: lambda: ops.reciprocal(x),
-        -2.0: lambda: ops.reciprocal(ops.mul(x, x)),
-    }
-    exact = out.dtype.is_floating_point or exponent in (0, 1, 2, 3)
-    if exact and (form := forms.get(float(exponent))) is not None:
-        return form()
-    return ops.pow(x, operand(exponent, out))
+    base = operand(x, out)
+    if (form := _POWERS.get(float(exponent))) is not None:
+        return form(base)
+    return ops.pow(base, operand(exponent, out))
+
+
+_POWERS: dict[float, Callable[[Node], Node]] = {
+    0.0: lambda x: operand(1, x.tensor),
+    1.0: lambda x: x,
+    2.0: lambda x: ops.mul(x, x),
+    3.0: lambda x: ops.mul(ops.mul(x, x), x),
+    0.5: ops.sqrt,
+    -0.5: ops.rsqrt,
+    -1.0: ops.reciprocal,
+    -2.0: lambda x: ops.reciprocal(ops.mul(x, x)),
+}
 
 
 def _where(out: TensorType, condition: Node, a: Operand, b: Operand) -> Node:
@@ -124,12 +125,12 @@ def _masked_fill(out: TensorType, x: Operand, mask: Node, value: Operand) -> Nod
 
 def _clamp(out: TensorType, x: Operand, low: Operand | None = None, high: Operand | None = None) -> Node:
     """By choice and not by maximum: the gradient at a bound is the operand's own, as in ATen."""
-    x = operand(x, out)
+    result = operand(x, out)
     for bound, outside in ((low, ops.lt), (high, ops.gt)):
         if bound is not None:
             limit = operand(bound, out)
-            x = ops.where(outside(x, limit), limit, x)
-    return x
+            result = ops.where(outside(result, limit), limit, result)
+    return result
 
 
 def _clamp_max(out: TensorType, x: Operand, high: Operand) -> Node:
@@ -174,7 +175,9 @@ def _dropout(out: TensorType, x: Operand, p: float, train: bool) -> Node:
     return operand(x, out)
 
 
-def _native_dropout(out: tuple[TensorType, ...], x: Operand, p: float, train: bool | None) -> tuple[Node, Node]:
+def _native_dropout(
+    out: tuple[TensorType, ...], x: Operand, p: float, train: bool | None
+) -> tuple[Node, Node]:
     _refuse_dropout(p, train is not False)
     return operand(x, out[0]), operand(True, out[1])
 

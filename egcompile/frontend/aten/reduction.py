@@ -10,7 +10,16 @@ import torch
 
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
-from egcompile.frontend.build import Scalar, axes, broadcast, cast, operand, permute, reshape
+from egcompile.frontend.build import (
+    Scalar,
+    axes,
+    broadcast,
+    broadcast_shapes,
+    cast,
+    operand,
+    permute,
+    reshape,
+)
 from egcompile.ir import Node, TensorType
 from egcompile.ops import OpDef
 
@@ -70,7 +79,7 @@ def matmul(a: Node, b: Node) -> Node:
     b = reshape(b, (*b.shape, 1)) if len(b.shape) == 1 else b
     if len(b.shape) == 2:
         return ops.matmul(a, b)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return ops.bmm(broadcast(a, (*batch, *a.shape[-2:])), broadcast(b, (*batch, *b.shape[-2:])))
 
 
