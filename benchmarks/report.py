@@ -1,0 +1,190 @@
+"""Writes the measured tables of the documentation from the JSON under benchmarks/results/.
+
+    python -m benchmarks.report            rewrites README.md and docs/*.md
+    python -m benchmarks.report --check    only says whether they are up to date
+
+A table stands between `<!-- benchmarks:KIND -->` and `<!-- /benchmarks:KIND -->`, KIND one of speed, check,
+loss and coverage. Of equal measurements the newest counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PENDING = "No measurements yet."
+_MARKED = re.compile(r"(<!-- benchmarks:(\w+) -->\n)(.*?)(<!-- /benchmarks:\2 -->)", re.DOTALL)
+
+
+def load(folder: Path = RESULTS) -> list[Result]:
+    """The newest result of each kind, model, size, dtype and device, in order of kind and model."""
+    newest: dict[tuple[str, ...], Result] = {}
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text())
+        for result in content if isinstance(content, list) else []:
+            device = result["versions"].get("gpu", "") if result["device"] != "cpu" else "cpu"
+            key = (result["kind"], result["model"], result["size"], result["dtype"], device)
+            if key not in newest or newest[key]["date"] <= result["date"]:
+                newest[key] = result
+    return [newest[key] for key in sorted(newest)]
+
+
+def _of(results: Iterable[Result], kind: str) -> list[Result]:
+    return [r for r in results if r["kind"] == kind and r["size"] == "full"]
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _measured_on(results: Iterable[Result]) -> str:
+    """A line on what the numbers were measured with."""
+    found = {
+        f"{v.get('gpu', 'no GPU')}, torch {v['torch']}, triton {v['triton']}, {r['date'][:10]}"
+        for r in results
+        for v in (r["versions"],)
+    }
+    return "Measured on " + "; ".join(sorted(found)) + "."
+
+
+def _time(row: Result | None) -> str:
+    if row is None:
+        return ""
+    if "error" in row:
+        return "failed"
+    return f"{row['ms']:.2f} [{row['p20']:.2f}, {row['p80']:.2f}]"
+
+
+def _ratio(slow: Result | None, fast: Result | None) -> str:
+    if not slow or not fast or "error" in slow or "error" in fast:
+        return ""
+    return f"{slow['ms'] / fast['ms']:.2f}x"
+
+
+def _three(rows: list[Result | None], key: str, digits: int) -> str:
+    values = [None if r is None or "error" in r else r.get(key) for r in rows]
+    return " / ".join("-" if v is None else f"{v:.{digits}f}" for v in values)
+
+
+def _best_mode(variants: Iterable[Result]) -> Result | None:
+    """The fastest of torch.compile's modes, the default among them."""
+    rows = [v for v in variants if v["variant"].startswith("torch.compile") and "error" not in v]
+    return min(rows, key=lambda r: r["ms"], default=None)
+
+
+def speed(results: list[Result]) -> str:
+    """Milliseconds of a training step, median and 20th and 80th percentiles."""
+    rows = []
+    for result in (r for r in _of(results, "speed") if "variants" in r):
+        variants = {v["variant"]: v for v in result["variants"]}
+        eager, compiled = variants.get("eager"), variants.get("torch.compile")
+        best = _best_mode(variants.values())
+        ours = min(
+            (v for n, v in variants.items() if n.startswith("egcompile")),
+            key=lambda v: v.get("ms", math.inf),
+            default=None,
+        )
+        three = [eager, compiled, ours]
+        cells = [result["model"], _time(eager), _time(compiled), _time(best), _time(ours)]
+        cells += [_ratio(eager, ours), _ratio(compiled, ours), _ratio(best, ours)]
+        rows.append([*cells, _three(three, "peak_gb", 1), _three(three[1:], "compile_s", 0)])
+    head = ["model", "eager, ms", "torch.compile", "its best mode", "egcompile"]
+    head += ["vs eager", "vs torch.compile", "vs its best", "peak GB (eager / torch.compile / egcompile)"]
+    return _markdown([*head, "compile s (torch.compile / egcompile)"], rows) if rows else ""
+
+
+def check(results: list[Result]) -> str:
+    """The largest gradient error over eager's, by parameter."""
+    rows = [
+        [
+            result["model"],
+            result["dtype"],
+            row["variant"],
+            str(row["step"]),
+            f"failed: {row['error']}" if "error" in row else f"{row['max_ratio']:.2f} (`{row['parameter']}`)",
+        ]
+        for result in _of(results, "check")
+        for row in result.get("rows", ())
+    ]
+    head = ["model", "dtype", "variant", "after steps", "largest RMSE against fp64, over eager's"]
+    return _markdown(head, rows) if rows else ""
+
+
+def loss(results: list[Result]) -> str:
+    """Losses after training, and eager's own distance from fp32."""
+    rows = [
+        [
+            result["model"],
+            result["dtype"],
+            row["variant"],
+            "failed" if "error" in row else f"{row['difference']:+.4f}",
+            ", ".join(f"{d:+.4f}" for d in result["spread"]),
+        ]
+        for result in _of(results, "loss")
+        for row in result.get("rows", ())
+    ]
+    head = ["model", "dtype", "variant", "final loss minus eager's", "eager's minus fp32's, three seeds"]
+    return _markdown(head, rows) if rows else ""
+
+
+def coverage(results: list[Result]) -> str:
+    """How much of the memory traffic outside products and attention is in generated kernels."""
+    rows = [
+        [result["model"], result["target"], f"{result['share']:.1%}", str(result["opaque"])]
+        for result in _of(results, "coverage")
+        if "share" in result
+    ]
+    head = ["model", "target", "bytes outside products and attention in generated kernels", "opaque nodes"]
+    return _markdown(head, rows) if rows else ""
+
+
+TABLES: dict[str, Callable[[list[Result]], str]] = {
+    "speed": speed,
+    "check": check,
+    "loss": loss,
+    "coverage": coverage,
+}
+
+
+def render(text: str, results: list[Result]) -> str:
+    """`text` with each marked table made anew; raises KeyError for a marker of an unknown kind."""
+
+    def replace(match: re.Match[str]) -> str:
+        kind = match[2]
+        made = TABLES[kind](results)
+        body = f"{made}\n\n{_measured_on(_of(results, kind))}" if made else PENDING
+        return f"{match[1]}{body}\n{match[4]}"
+
+    return _MARKED.sub(replace, text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 if a page is out of date"
+    )
+    options = parser.parse_args(arguments)
+    results, stale = load(), []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text()
+        if (new := render(text, results)) != text:
+            stale.append(page)
+            if not options.check:
+                page.write_text(new)
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'out of date' if options.check else 'written'}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
