@@ -16,10 +16,6 @@ def _last_axis(shape: Shape) -> Shape | None:
     return (len(shape) - 1,) if shape else None
 
 
-def _leading_axes(shape: Shape) -> Shape | None:
-    return tuple(range(len(shape) - 1)) if len(shape) > 1 else None
-
-
 def _row(shape: Shape) -> Shape | None:
     return (1,) * (len(shape) - 1) + shape[-1:] if len(shape) > 1 else None
 
@@ -44,9 +40,6 @@ accumulate = AttrFunction("accumulate", ("dtype",), "dtype", accumulate_dtype)
 
 last_axis = AttrFunction("last_axis", ("ints",), "ints", _last_axis)
 """`[B, T, N] -> [2]`: the dims of a row reduction over a tensor of that shape."""
-
-leading_axes = AttrFunction("leading_axes", ("ints",), "ints", _leading_axes)
-"""`[B, T, N] -> [0, 1]`: the dims of a reduction down its columns."""
 
 row = AttrFunction("row", ("ints",), "ints", _row)
 """`[B, T, N] -> [1, 1, N]`: the shape in which a vector is broadcast over its rows."""

@@ -39,6 +39,8 @@ from egcompile.ops import (
     full,
     ge,
     gt,
+    layer_norm,
+    layer_norm_backward,
     linear_add,
     log,
     log_softmax,
@@ -213,15 +215,12 @@ vjp(linear_add, lambda x, w, skip, ct: (matmul(ct, transpose(w)), contract_rows(
 
 
 # ---- indexing ----
-def _padding_row(types: Types, attrs: Attrs, index: int) -> float:
-    return float(attrs["padding_idx"])
-
-
-def _rows_of(ct: Pattern, ids: Pattern, padding_idx: Any, y: Pattern, x: Pattern, row: Any, mask: Any) -> Pattern:
+def _picked(
+    x: Pattern, ids: Pattern, rows: Any, padding_idx: Any, ct: Pattern, row: Any, mask: Any
+) -> tuple[Pattern, None]:
     """The rows of `ct` that `ids` names, zero for the padding's."""
     kept = ne(ids, full(row, shape(ids), dtype(ids)))
-    picked = embedding(ct, ids, padding_idx)
-    return where(expand(reshape(kept, mask), shape(x)), picked, scalar(0.0, x))
+    return where(expand(reshape(kept, mask), shape(x)), embedding(ct, ids, padding_idx), scalar(0.0, x)), None
 
 
 vjp(
@@ -230,12 +229,9 @@ vjp(
 )
 vjp(
     embedding_backward,
-    lambda x, ids, rows, padding_idx, y, ct, row, mask: (
-        _rows_of(ct, ids, padding_idx, y, x, row, mask),
-        None,
-    ),
+    _picked,
     derived={
-        "row": ("float", _padding_row),
+        "row": ("float", lambda types, attrs, index: float(attrs["padding_idx"])),
         "mask": ("ints", lambda types, attrs, index: (*types[1].shape, 1)),
     },
 )
@@ -257,6 +253,10 @@ vjp(swiglu, lambda gate, up, ct: tuple(swiglu_backward(gate, up, ct)))
 vjp(
     rms_norm,
     lambda x, w, eps, first, ys, ct: tuple(rms_norm_backward(x, w, ys[1], ct, first)),
+)
+vjp(
+    layer_norm,
+    lambda x, w, b, eps, ys, ct: tuple(layer_norm_backward(x, w, ys[1], ys[2], ct)),
 )
 vjp(
     sdpa,

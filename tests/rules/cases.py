@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from egcompile.errors import TypeMismatch
-from egcompile.ir import DTYPES, Node
+from egcompile.ir import Node, topological
 from egcompile.ops.instantiate import attribute, bind, instantiate
 from egcompile.ops.term import Var
 from egcompile.rules import RULES, Rule
@@ -20,7 +20,7 @@ DTYPE_TEXTS = ("f64", "f32", "bf16")
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A rule filled in: `lefts[i]` is to equal `rights[i]`; `inputs` are the nodes of its tensor variables."""
+    """A rule filled in: `lefts[i]` is to equal `rights[i]`; `inputs` stand for its tensor variables."""
 
     rule: Rule
     inputs: dict[str, Node]
@@ -30,8 +30,6 @@ class Case:
     @property
     def narrowest(self) -> torch.dtype:
         """The floating dtype of the least precision anywhere in the case."""
-        from egcompile.ir import topological
-
         types = [n.type for n in topological([*self.lefts, *self.rights])]
         tensors = [t for type in types for t in (type if isinstance(type, tuple) else (type,))]
         floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
@@ -77,6 +75,3 @@ def values(node: Node, draw: str) -> torch.Tensor:
         chosen = torch.rand(shape) < 0.2
         x = torch.where(chosen, special[torch.randint(0, len(special), shape)], x)
     return x.to(dtype)
-
-
-__all__ = ["DTYPES", "DTYPE_TEXTS", "Case", "case", "examples", "values", "with_dtype"]

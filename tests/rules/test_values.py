@@ -22,7 +22,10 @@ def _close(left: torch.Tensor, right: torch.Tensor, tolerance: float) -> None:
     torch.testing.assert_close(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _evaluated(found: Case, inputs: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+Sides = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def _evaluated(found: Case, inputs: Mapping[str, torch.Tensor]) -> Sides:
     known = {found.inputs[name]: value for name, value in inputs.items()}
     return ops.evaluate_nodes(found.lefts, known), ops.evaluate_nodes(found.rights, known)
 
@@ -60,9 +63,7 @@ def test_both_sides_have_one_value(rule: Rule, example: Mapping[str, Any], draw:
 
 
 @pytest.mark.parametrize("draw", ["plain", "ties"])
-@pytest.mark.parametrize(
-    ("rule", "example"), EARLY, ids=[f"{r.name}-{i}" for i, (r, _) in enumerate(EARLY)]
-)
+@pytest.mark.parametrize(("rule", "example"), EARLY, ids=[f"{r.name}-{i}" for i, (r, _) in enumerate(EARLY)])
 def test_both_sides_have_one_gradient(rule: Rule, example: Mapping[str, Any], draw: str) -> None:
     """In fp64 where the rule holds there, for then only a true difference is one."""
     found = case(rule, with_dtype(example, "f64")) or case(rule, example)

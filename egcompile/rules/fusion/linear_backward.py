@@ -12,8 +12,8 @@ from egcompile.ops import (
     sum,
     swiglu_backward,
 )
-from egcompile.rules.attributes import last_size, leading_axes
-from egcompile.rules.rule import Equations, Tensor, rule
+from egcompile.rules.attributes import last_size, row
+from egcompile.rules.rule import Equations, Ints, Tensor, rule
 
 _ACT = {"ct": "bf16[2,3,4]", "w": "bf16[4,5]", "saved": "bf16[2,3,5]"}
 
@@ -25,13 +25,18 @@ for _act, _row in ACTIVATIONS.items():
         dpre = _row.backward(matmul(ct, w), saved)
         return {dpre: linear_act_backward(ct, w, saved, _act)[0]}
 
-    @rule(f"fusion/linear_{_act}_backward_dbias", _ACT)
-    def _(ct: Tensor, w: Tensor, saved: Tensor) -> Equations:
+    @rule(
+        f"fusion/linear_{_act}_backward_dbias",
+        {**_ACT, "dims": (0, 1)},
+        {"ct": "bf16[1,3,4]", "w": "bf16[4,5]", "saved": "bf16[1,3,5]", "dims": (1,)},
+    )
+    def _(ct: Tensor, w: Tensor, saved: Tensor, dims: Ints) -> Equations:
         "dpre = act_backward(ct w, saved), its sum over rows  ==>  linear_act_backward(ct, w, saved)[0], [1]"
         dpre = _row.backward(matmul(ct, w), saved)
-        dbias = reshape(sum(dpre, leading_axes(shape(dpre))), last_size(shape(dpre)))
+        total = sum(dpre, dims)
+        dbias = reshape(total, last_size(shape(dpre)))
         fused = linear_act_backward(ct, w, saved, _act)
-        return {dpre: fused[0], dbias: fused[1]}
+        return {dpre: fused[0], dbias: fused[1]}, [(shape(total), row(shape(dpre)))]
 
 
 @rule(
