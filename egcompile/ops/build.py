@@ -8,6 +8,7 @@ from egcompile.ir.node import Node
 from egcompile.ops.core import full
 from egcompile.ops.movement import expand, reshape
 from egcompile.ops.pointwise import cast
+from egcompile.ops.reduction import sum
 
 
 def constant(value: float, like: Node) -> Node:
@@ -28,3 +29,9 @@ def broadcast_to(x: Node, shape: tuple[int, ...]) -> Node:
     """`x` broadcast to `shape` by PyTorch's rule, leading axes added; raises TypeMismatch."""
     x = reshape_to(x, (1,) * (len(shape) - len(x.shape)) + x.shape)
     return x if x.shape == shape else expand(x, shape=shape)
+
+
+def sum_rows(x: Node) -> Node:
+    """`x[*, N] -> [N]`: the sum over all axes but the last."""
+    leading = tuple(range(len(x.shape) - 1))
+    return reshape_to(sum(x, dims=leading) if leading else x, x.shape[-1:])

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from egcompile.ir.node import Node
 from egcompile.ops.activation import ACTIVATIONS, silu, silu_backward
-from egcompile.ops.build import broadcast_to, reshape_to
+from egcompile.ops.build import broadcast_to, sum_rows
 from egcompile.ops.contraction import matmul
 from egcompile.ops.opdef import Kind, OpDef, Sample, register
 from egcompile.ops.pointwise import add, mul
-from egcompile.ops.reduction import sum
 
 
 def _linear_act(x: Node, weight: Node, bias: Node, act: str) -> tuple[Node, Node]:
@@ -22,8 +21,7 @@ def _linear_act(x: Node, weight: Node, bias: Node, act: str) -> tuple[Node, Node
 
 def _linear_act_backward(ct: Node, weight: Node, saved: Node, act: str) -> tuple[Node, Node]:
     dpre = ACTIVATIONS[act].backward(matmul(ct, weight), saved)
-    dbias = sum(dpre, dims=tuple(range(len(dpre.shape) - 1)))
-    return dpre, reshape_to(dbias, dpre.shape[-1:])
+    return dpre, sum_rows(dpre)
 
 
 def _swiglu_backward(gate: Node, up: Node, ct: Node) -> tuple[Node, Node]:

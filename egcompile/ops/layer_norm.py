@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
-from egcompile.ops.build import broadcast_to, cast_to, constant
-from egcompile.ops.movement import reshape
+from egcompile.ops.build import broadcast_to, cast_to, constant, sum_rows
 from egcompile.ops.opdef import Kind, OpDef, Sample, register
 from egcompile.ops.pointwise import add, mul, rsqrt, sub
-from egcompile.ops.reduction import mean, sum
+from egcompile.ops.reduction import mean
 
 
 def _layer_norm(x: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, Node, Node]:
@@ -37,12 +36,8 @@ def _layer_norm_backward(x: Node, weight: Node, mean_: Node, rstd: Node, ct: Nod
     along = broadcast_to(mean(mul(g, x_hat), dims=(last,)), x.shape)
     centered = sub(g, broadcast_to(mean(g, dims=(last,)), x.shape))
     dx = cast_to(mul(rows, sub(centered, mul(x_hat, along))), x.dtype)
-    return dx, _column_sum(mul(wide_ct, x_hat), weight), _column_sum(wide_ct, weight)
-
-
-def _column_sum(x: Node, like: Node) -> Node:
-    total = sum(x, dims=tuple(range(len(x.shape) - 1)))
-    return cast_to(reshape(total, shape=like.shape), like.dtype)
+    dw, db = sum_rows(mul(wide_ct, x_hat)), sum_rows(wide_ct)
+    return dx, cast_to(dw, weight.dtype), cast_to(db, weight.dtype)
 
 
 def _add_layer_norm(x: Node, r: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, Node, Node, Node]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
-from egcompile.ops.build import broadcast_to, cast_to, constant
-from egcompile.ops.movement import reshape
+from egcompile.ops.build import broadcast_to, cast_to, constant, sum_rows
 from egcompile.ops.opdef import Kind, OpDef, Sample, register
 from egcompile.ops.pointwise import add, mul, rsqrt, sub
-from egcompile.ops.reduction import mean, sum
+from egcompile.ops.reduction import mean
 
 
 def _rms_norm(x: Node, weight: Node, eps: float, cast_first: bool) -> tuple[Node, Node]:
@@ -39,8 +38,8 @@ def _rms_norm_backward(x: Node, weight: Node, rstd: Node, ct: Node, cast_first: 
     scaled = cast_to(mul(g, broadcast_to(cast_to(weight, scaling), x.shape)), rstd.dtype)
     along = broadcast_to(mean(mul(scaled, x_hat), dims=(last,)), x.shape)
     dx = cast_to(mul(rows, sub(scaled, mul(x_hat, along))), x.dtype)
-    dw = sum(mul(g, cast_to(x_hat, scaling)), dims=tuple(range(last)))
-    return dx, cast_to(reshape(dw, shape=weight.shape), weight.dtype)
+    dw = sum_rows(mul(g, cast_to(x_hat, scaling)))
+    return dx, cast_to(dw, weight.dtype)
 
 
 def _add_rms_norm(x: Node, r: Node, weight: Node, eps: float, cast_first: bool) -> tuple[Node, Node, Node]:

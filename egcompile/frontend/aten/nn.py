@@ -10,7 +10,7 @@ import torch
 
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
-from egcompile.frontend.aten.reduction import reduced, variance
+from egcompile.frontend.aten.reduction import reduced
 from egcompile.frontend.build import (
     axis,
     broadcast,
@@ -18,7 +18,6 @@ from egcompile.frontend.build import (
     cast,
     operand,
     permute,
-    pointwise,
     reshape,
 )
 from egcompile.ir import Node, TensorType, accumulate_dtype
@@ -63,19 +62,19 @@ def _fused_rms_norm(
 
 
 def _layer_norm_outputs(
-    x: Node, shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float
+    x: Node, normalized_shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float
 ) -> tuple[Node, Node, Node]:
-    """The norm, the mean and `rstd`, statistics in fp32 at least and rounded once, as ATen's kernel."""
-    wide = cast(x, accumulate_dtype(x.dtype))
-    dims = range(len(x.shape) - len(shape), len(x.shape))
-    var, mean = variance(wide, list(dims), 0)
-    rstd = ops.rsqrt(pointwise(ops.add, var, operand(eps, var.tensor)))
-    y = ops.mul(ops.sub(wide, broadcast(mean, x.shape)), broadcast(rstd, x.shape))
-    if weight is not None:
-        y = ops.mul(y, operand(weight, y.tensor))
-    if bias is not None:
-        y = ops.add(y, operand(bias, y.tensor))
-    return cast(y, x.dtype), mean, rstd
+    """The norm; the mean and `rstd`, the normalized axes of size 1. Several axes are read as one."""
+    count = len(normalized_shape)
+    width = math.prod(normalized_shape)
+    rows = reshape(x, (*x.shape[: len(x.shape) - count], width))
+    if weight is None:
+        weight = ops.full(value=1.0, shape=(width,), dtype=x.dtype)
+    if bias is None:
+        bias = ops.full(value=0.0, shape=(width,), dtype=weight.dtype)
+    y, mean, rstd = ops.layer_norm(rows, reshape(weight, (width,)), reshape(bias, (width,)), eps=eps)
+    columns = (*rows.shape[:-1], *(1,) * count)
+    return reshape(y, x.shape), reshape(mean, columns), reshape(rstd, columns)
 
 
 def _layer_norm(
