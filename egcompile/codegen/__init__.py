@@ -1,1 +1,7 @@
+"""Kernels as Triton source: a kernel and a target in, text out. Needs no GPU, no Triton and no egglog."""
 
+from egcompile.codegen.generate import generate
+from egcompile.codegen.heuristics import Config
+from egcompile.codegen.source import KernelSource
+
+__all__ = ["Config", "KernelSource", "generate"]

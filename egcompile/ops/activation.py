@@ -33,7 +33,7 @@ def _activation(name: str, evaluate: Callable[..., Any], scalar: str) -> OpDef:
 
 relu = _activation("relu", torch.relu, "tl.where({0} <= 0, 0.0, {0})")  # keeps NaN
 sigmoid = _activation("sigmoid", torch.sigmoid, "tl.sigmoid({0})")
-tanh = _activation("tanh", torch.tanh, "2.0 * tl.sigmoid(2.0 * {0}) - 1.0")
+tanh = _activation("tanh", torch.tanh, "_tanh({0})")
 silu = _activation("silu", F.silu, "{0} * tl.sigmoid({0})")
 
 

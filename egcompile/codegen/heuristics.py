@@ -1,0 +1,109 @@
+"""Tile sizes of generated loops. Plain rules, from what keeps about 16 to 64 bytes a thread in flight.
+
+Every number here can be overridden: `generate(kernel, target, config=Config(num_warps=16))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from egcompile.target import Target
+
+WHOLE_ROW = 16384
+"""The widest row that a program holds in registers; with sums over rows beside it, half of that."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a loop nest is tiled. 0 leaves a choice to the heuristics.
+
+    block_rows    rows of a tile (pointwise: of a two-dimensional tile)
+    block_cols    columns of a tile; for row nests a row is held whole if it fits, else looped over
+    num_warps     warps a program
+    num_stages    loads that loops over tiles keep in flight; 1 leaves loops to the compiler
+    programs      programs that share the rows where they are summed over
+    """
+
+    block_rows: int = 0
+    block_cols: int = 0
+    num_warps: int = 0
+    num_stages: int = 0
+    programs: int = 0
+
+    def override(self, other: Config | None) -> Config:
+        """`self`, with what `other` sets."""
+        if other is None:
+            return self
+        return replace(self, **{f.name: v for f in fields(self) if (v := getattr(other, f.name))})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a choice depends on.
+
+    tiles         full-size values that are read, written or accumulated at each point
+    along_cols    whether memory is contiguous along the columns, else along the rows
+    """
+
+    rows: int
+    cols: int
+    tiles: int
+    along_cols: bool
+
+
+def pow2(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def flat_config(numel: int, tiles: int, target: Target) -> Config:
+    """Pointwise work on a flat range: 8 elements a thread, fewer where that leaves SMs idle."""
+    block = 1024
+    while block > 128 and -(-numel // block) < 2 * target.sms:
+        block //= 2
+    return Config(1, min(block, pow2(numel)), max(1, min(4, block // 256)), 1)
+
+
+def transposing_config(rows: int, cols: int) -> Config:
+    """Pointwise work that reads along the rows and writes along the columns: square tiles, through
+    shared memory."""
+    return Config(min(64, pow2(rows)), min(64, pow2(cols)), 4, 1)
+
+
+def keeps_rows(shape: Shape, target: Target) -> bool:
+    """Whether enough rows exist for programs to own them whole, so that what follows a row's reduction
+    finds the row on chip."""
+    if shape.rows * shape.cols <= 2**18:
+        return True
+    programs = shape.rows if shape.along_cols else shape.rows // 32
+    return programs >= target.sms // 2 and (shape.along_cols or shape.cols <= 8192)
+
+
+def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
+    """Tiles of a row nest; `sums` where sums over rows are accumulated beside it."""
+    width, limit = pow2(shape.cols), WHOLE_ROW // 2 if sums else WHOLE_ROW
+    if not shape.along_cols:
+        rows = min(32, pow2(shape.rows))
+        cols = width if width * rows <= 8192 else 8192 // rows
+        return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
+    if width > limit:
+        return Config(1, 4096, 16 if shape.cols > 65536 else 8, 1, 2 * target.sms)
+    rows = 1
+    while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
+        rows *= 2
+    warps = max(1, min(16, rows * width // 512))
+    resident = max(1, min(8, 32 // warps))
+    return Config(rows, width, warps, 1, (resident if sums else 1) * target.sms)
+
+
+def columns_config(shape: Shape, target: Target) -> Config:
+    """Tiles of sums over rows: 4096 points, wide along memory; programs share the rows to fill the GPU."""
+    if shape.along_cols:
+        cols = min(128, pow2(shape.cols))
+        rows = min(4096 // cols, pow2(shape.rows))
+    else:
+        rows = min(2048, pow2(shape.rows))
+        cols = min(max(1, 2048 // rows), pow2(shape.cols))
+    across = -(-shape.cols // cols)
+    parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
+    return Config(rows, cols, max(1, min(8, rows * cols // 512)), 1, parts)

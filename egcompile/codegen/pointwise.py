@@ -1,0 +1,170 @@
+"""Nests without reductions: a flat loop in the memory order of the output, or tiles that transpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egcompile.codegen.heuristics import Config, flat_config, transposing_config
+from egcompile.codegen.index import Axis, Index, offset, operand_index, regroup, unravel
+from egcompile.codegen.source import JitFunction, span
+from egcompile.codegen.text import Value, named
+from egcompile.codegen.tile import AxisTile, Scope, Tile
+from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
+from egcompile.ir.node import Node
+from egcompile.schedule.kernel import Buffer, Kernel
+from egcompile.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """An output: the value that is computed, at which index, and at which index of the buffer it goes."""
+
+    name: str
+    buffer: Buffer
+    node: Node
+    index: Indices
+    where: Indices
+
+
+def pointwise_function(name: str, kernel: Kernel, target: Target, config: Config | None) -> JitFunction:
+    """The jit function of a body of pointwise and movement ops, all of whose outputs have one size.
+
+    Raises CompileError for an op that is neither.
+    """
+    buffer = kernel.outputs[0]
+    order = sorted(range(buffer.type.rank), key=lambda i: (-buffer.strides[i], i))
+    sizes = [buffer.type.shape[i] for i in order]
+    points = Axis("offsets", math.prod(sizes))
+    digits = unravel(Index.of(points), sizes)
+    writes, walk = _writes(kernel, _in_order(digits, order))
+    if (turned := _turned_axis(kernel, walk, points, sizes)) is None:
+        settings = flat_config(points.size, len(walk.loads) + len(writes), target).override(config)
+        return _flat(name, kernel, points, writes, settings)
+    others = [n for i, n in enumerate(sizes[:-1]) if i != turned]
+    batch, rows, cols = Axis("batch", math.prod(others)), Axis("rows", sizes[turned]), Axis("cols", sizes[-1])
+    rest = list(unravel(Index.of(batch), others))
+    rest.insert(turned, Index.of(rows))
+    writes, _ = _writes(kernel, _in_order((*rest, Index.of(cols)), order))
+    settings = transposing_config(rows.size, cols.size).override(config)
+    return _tiled(name, kernel, (batch, rows, cols), writes, settings)
+
+
+def _in_order(digits: Sequence[Index], order: Sequence[int]) -> Indices:
+    return tuple(digits[order.index(i)] for i in range(len(order)))
+
+
+def _writes(kernel: Kernel, first: Indices) -> tuple[list[Write], Walk]:
+    """Each output's value and index, where the first output's element is `first`."""
+    walk = Walk(lambda node, index: None)
+    writes: list[Write] = []
+    for name, node, buffer in zip(kernel.body.output_names, kernel.body.outputs, kernel.outputs):
+        root, movements = peel(node)
+        if not writes:
+            index = first
+            for movement in movements:
+                index = operand_index(movement, index)
+        else:
+            default = regroup(first, kernel.outputs[0].type.shape, root.shape)
+            index = align(root, walk.known) or default
+        walk.visit(root, index)
+        writes.append(Write(name, buffer, root, index, unpeel(index, movements)))
+    return writes, walk
+
+
+def _turned_axis(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
+    """The axis, in the output's memory order, along which most inputs are contiguous, if not the last."""
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    last = max((i for i, n in enumerate(sizes) if n > 1), default=0)
+    votes = dict.fromkeys(range(last), 0)
+    against = 0
+    for node, index in walk.loads:
+        where = offset(index, buffers[node].strides)
+        if 2 * node.tensor.numel < points.size or last != len(sizes) - 1:
+            continue
+        steps = [where.at({points: math.prod(sizes[i + 1 :])}) - where.const for i in range(len(sizes))]
+        against += steps[last] == 1
+        for i in votes:
+            votes[i] += steps[i] == 1 and sizes[i] >= 8 and steps[last] > 1
+    best = max(votes, key=lambda i: votes[i], default=None)
+    return best if best is not None and votes[best] and sizes[last] >= 8 else None
+
+
+def pointers(kernel: Kernel) -> dict[Node, tuple[str, Buffer]]:
+    """For each input node, its parameter and how the argument lies in memory."""
+    names = [node.attr("name") for node in kernel.body.inputs]
+    return {n: (f"{name}_ptr", b) for n, name, b in zip(kernel.body.inputs, names, kernel.inputs)}
+
+
+def parameters(kernel: Kernel, walk_nodes: set[Node]) -> tuple[str, ...]:
+    used = [node.attr("name") for node in kernel.body.inputs if node in walk_nodes]
+    return (*used, *kernel.body.output_names)
+
+
+def program_id(axis: int, kernel: Kernel) -> str:
+    """A program's number, wide enough to be multiplied into any offset of the kernel."""
+    wide = max((span(b) for b in (*kernel.inputs, *kernel.outputs)), default=0) >= 2**31
+    return f"tl.program_id({axis}).to(tl.int64)" if wide else f"tl.program_id({axis})"
+
+
+def _flat(
+    name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config
+) -> JitFunction:
+    block = config.block_cols
+    index = Value(
+        f"{program_id(0, kernel)} * BLOCK + tl.arange(0, BLOCK)", axes=frozenset({points}), hint="offsets", inline=False
+    )
+    tile = Tile(pointers(kernel), {}, [Scope(frozenset({points}))])
+    tile.emit(index)
+    mask = None
+    if points.size % block:
+        mask = tile.emit(Value(f"{{0}} < {points.size}", (index,), axes=index.axes, hint="mask", inline=False))
+    tile.axes[points] = AxisTile(index, mask)
+    _store_all(tile, writes)
+    return _function(name, kernel, tile, {"BLOCK": block}, (-(-points.size // block),), config)
+
+
+def _tiled(
+    name: str, kernel: Kernel, axes: tuple[Axis, Axis, Axis], writes: Sequence[Write], config: Config
+) -> JitFunction:
+    batch, rows, cols = axes
+    sizes = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
+    tile = Tile(pointers(kernel), {}, [Scope(frozenset(axes))])
+    across = -(-cols.size // config.block_cols)
+    tiles = -(-rows.size // config.block_rows) * across
+    pid = tile.emit(Value(program_id(0, kernel), hint="pid", inline=False))
+    if batch.size > 1:
+        number = Value(f"{{0}} // {tiles}", (pid,), axes=frozenset({batch}), hint="batch", inline=False)
+        tile.axes[batch] = AxisTile(tile.emit(number))
+        pid = tile.emit(Value(f"{{0}} % {tiles}", (pid,), hint="tile", inline=False))
+    down = tiles // across
+    row_tile = "" if down == 1 else f"{{0}} // {across} * BLOCK_ROWS + " if across > 1 else "{0} * BLOCK_ROWS + "
+    col_tile = "" if across == 1 else f"{{0}} % {across} * BLOCK_COLS + "
+    for axis, text, broadcast in (
+        (rows, row_tile + "tl.arange(0, BLOCK_ROWS)", "[:, None]"),
+        (cols, col_tile + "tl.arange(0, BLOCK_COLS)", "[None, :]"),
+    ):
+        own = frozenset({axis})
+        index = tile.emit(Value(text + broadcast if text.startswith("tl") else f"({text}){broadcast}", (pid,), axes=own, hint=axis.name, inline=False))
+        mask = None
+        if axis.size % (config.block_rows if axis is rows else config.block_cols):
+            mask = tile.emit(Value(f"{{0}} < {axis.size}", (index,), axes=own, hint=f"{axis.name}_mask"))
+        tile.axes[axis] = AxisTile(index, mask)
+    _store_all(tile, writes)
+    return _function(name, kernel, tile, sizes, (tiles * batch.size,), config)
+
+
+def _store_all(tile: Tile, writes: Sequence[Write]) -> None:
+    for write in writes:
+        value = tile.value(write.node, write.index)
+        tile.store(f"{write.name}_ptr", write.buffer, write.where, value)
+
+
+def _function(
+    name: str, kernel: Kernel, tile: Tile, constants: dict[str, int], grid: tuple[int, ...], config: Config
+) -> JitFunction:
+    block = tile.scopes[0].block
+    return JitFunction(
+        name, "", parameters(kernel, tile.loaded), constants, grid, config.num_warps, block
+    )

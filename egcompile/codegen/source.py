@@ -1,0 +1,106 @@
+"""Source text of a kernel: its jit functions, the launcher, and the helpers they call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egcompile.codegen.scalar import HELPERS, TL_DTYPES
+from egcompile.codegen.text import Block, Names, print_block
+from egcompile.schedule.kernel import Buffer
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
+
+    It assumes `import torch, triton` and `triton.language as tl`, and `libdevice` if it is used. `helpers`
+    are those leading functions of the text that other kernels may hold too, word for word.
+    """
+
+    name: str
+    text: str
+    helpers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JitFunction:
+    """One jit function and how the launcher calls it.
+
+    parameters  tensors by name, in order; constants are `tl.constexpr` with a value
+    grid        programs along each axis
+    """
+
+    name: str
+    doc: str
+    parameters: tuple[str, ...]
+    constants: dict[str, int]
+    grid: tuple[int, ...]
+    num_warps: int
+    block: Block
+
+    def text(self) -> str:
+        pointers = [f"{p}_ptr" for p in self.parameters]
+        constants = [f"{name}: tl.constexpr" for name in self.constants]
+        names = Names({*pointers, *self.constants, "tl"} | _bound(self.block))
+        body = print_block(self.block, names)
+        head = f"@triton.jit\ndef {self.name}({', '.join([*pointers, *constants])}):"
+        return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *body])
+
+    def launch(self) -> str:
+        grid = f"({', '.join(map(str, self.grid))}{',' if len(self.grid) == 1 else ''})"
+        options = [f"{k}={v}" for k, v in (*self.constants.items(), ("num_warps", self.num_warps))]
+        return f"{self.name}[{grid}]({', '.join([*self.parameters, *options])})"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A temporary of the launcher."""
+
+    name: str
+    buffer: Buffer
+
+    def text(self, like: str) -> str:
+        dtype = TL_DTYPES[self.buffer.type.dtype].replace("tl.", "torch.").replace("int1", "bool")
+        shape = ", ".join(map(str, self.buffer.type.shape))
+        comma = "," if len(self.buffer.type.shape) == 1 else ""
+        return f"{self.name} = torch.empty(({shape}{comma}), dtype={dtype}, device={like}.device)"
+
+
+def assemble(
+    name: str, arguments: Sequence[str], steps: Sequence[JitFunction | Allocation]
+) -> KernelSource:
+    """The module text of one kernel: helpers, jit functions, launcher."""
+    functions = [step.text() for step in steps if isinstance(step, JitFunction)]
+    code = "\n".join(functions)
+    helpers = tuple(text.strip() for call, text in HELPERS.items() if re.search(rf"\b{call}\b", code))
+    lines = []
+    for step in steps:
+        lines.append(step.launch() if isinstance(step, JitFunction) else step.text(arguments[-1]))
+    launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(f"    {line}" for line in lines or ["return"])
+    return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers)
+
+
+def _bound(block: Block) -> set[str]:
+    """Names that templates in the block bind or read by themselves: loop variables, accumulators."""
+    words: set[str] = set()
+    for item in block.items:
+        match item:
+            case str():
+                continue
+            case _ if hasattr(item, "header"):
+                words |= _words(item.header) | _bound(item.block)
+            case _:
+                words |= _words(item.template)
+    return words
+
+
+def _words(text: str) -> set[str]:
+    """The names in a template, without those of keyword arguments."""
+    return set(re.findall(r"\b[A-Za-z_]\w*\b(?!=)", text))
+
+
+def span(buffer: Buffer) -> int:
+    """The largest offset of an element, in elements."""
+    return sum((n - 1) * s for n, s in zip(buffer.type.shape, buffer.strides) if n)

@@ -1,0 +1,261 @@
+"""A tile of a loop nest: evaluates a body graph at an index, line by line, each value once.
+
+`Tile.value(node, index)` is the one mechanism behind every generated loop. It walks from a node to its
+operands: pointwise ops keep the index, movement ops map it, inputs load at its offset. A value is emitted
+into the outermost scope that has the loop axes it depends on, so what a loop does not change stays outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from egcompile.codegen.index import Axis, Index, offset, operand_index
+from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise
+from egcompile.codegen.text import Block, Line, Value
+from egcompile.errors import CompileError
+from egcompile.ir.node import Node
+from egcompile.ir.types import accumulate_dtype
+from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Buffer
+
+Indices = tuple[Index, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class AxisTile:
+    """How the kernel's text writes a loop axis: its index, and its mask (None where all lanes are in range)."""
+
+    index: Value
+    mask: Value | None = None
+
+
+@dataclass(eq=False)
+class Scope:
+    """A block that is being written, the axes that are bound in it, and what it holds already."""
+
+    axes: frozenset[Axis]
+    block: Block = field(default_factory=Block)
+    memo: dict[object, Value] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Tile:
+    """Evaluates nodes at indices.
+
+    pointers   for each input node: the parameter's name and how the argument lies in memory
+    axes       how each loop axis is written
+    scopes     outermost first
+    other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
+    loaded     the inputs that were read
+    """
+
+    pointers: dict[Node, tuple[str, Buffer]]
+    axes: dict[Axis, AxisTile]
+    scopes: list[Scope]
+    other: Callable[[Tile, Node, Indices], Value] | None = None
+    loaded: set[Node] = field(default_factory=set)
+
+    def value(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
+        """The element of `node` at `index`, in the accumulation dtype; `guard` says which lanes matter.
+
+        Raises CompileError for an op that this tile cannot evaluate.
+        """
+        key = (node, index, guard)
+        for scope in self.scopes:
+            if key in scope.memo:
+                return scope.memo[key]
+        result = self._compute(node, index, guard)
+        self.scope_of(result.axes).memo[key] = result
+        return result
+
+    def _compute(self, node: Node, index: Indices, guard: Value | None) -> Value:
+        match node.op.kind, node.op.name:
+            case Kind.LEAF, "input":
+                return self.load(node, index, guard)
+            case Kind.LEAF, "full":
+                return literal(node.attr("value"), accumulate_dtype(node.dtype))
+            case Kind.LEAF, "iota":
+                return self._iota(node, index)
+            case Kind.POINTWISE, _:
+                return self.emit(pointwise(node, tuple(self.value(i, index, guard) for i in node.inputs)))
+            case Kind.MOVEMENT, "pad":
+                return self._pad(node, index, guard)
+            case Kind.MOVEMENT, "cat":
+                return self._cat(node, index, guard)
+            case Kind.MOVEMENT, _:
+                return self.value(node.inputs[0], operand_index(node, index), guard)
+        if self.other is not None:
+            return self.other(self, node, index)
+        raise CompileError(f"{node.op.name} is no part of a pointwise kernel: {node}")
+
+    # ---- memory ----
+
+    def load(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
+        name, buffer = self.pointers[node]
+        self.loaded.add(node)
+        where = offset(index, buffer.strides)
+        mask = self.mask(where.axes, guard)
+        pointer, operands = self._pointer(name, where)
+        template = f"tl.load({pointer})"
+        if mask is not None:
+            template = f"tl.load({pointer}, mask={{{len(operands)}}}, other={_nothing(buffer.type.dtype)})"
+            operands = (*operands, mask)
+        acc = accumulate_dtype(node.dtype)
+        if buffer.type.dtype != acc:
+            template += f".to({TL_DTYPES[acc]})"
+        zero = frozenset(axis for axis in where.axes if self.axes[axis].mask is not None)
+        return self.emit(Value(template, operands, acc, where.axes, node.attr("name"), zero, inline=False))
+
+    def store(self, name: str, buffer: Buffer, index: Indices, value: Value) -> None:
+        """Writes `value` at `index` of an argument, rounding to its dtype, into the scope that has all axes."""
+        where = offset(index, buffer.strides)
+        axes = frozenset().union(*(i.axes for i in index), value.axes)
+        mask = self.mask(axes)
+        pointer, operands = self._pointer(name, where)
+        scope = self.scope_of(axes)
+        if value.template == f"{{0}}.to({TL_DTYPES[buffer.type.dtype]}).to(tl.float32)":
+            value = value.operands[0]  # the store rounds
+        if buffer.type.dtype == torch.bool and value.literal is not None:
+            value = Value(f"tl.full((), {bool(value.literal)}, tl.int1)", dtype=torch.bool)
+        operands = (*operands, value)
+        template = f"tl.store({pointer}, {{{len(operands) - 1}}}"
+        if mask is not None:
+            operands = (*operands, mask)
+            template += f", mask={{{len(operands) - 1}}}"
+        scope.block.items.append(Line(template + ")", operands))
+
+    def _pointer(self, name: str, where: Index) -> tuple[str, tuple[Value, ...]]:
+        if where == Index(()):
+            return name, ()
+        return f"{name} + {{0}}", (self.index(where),)
+
+    def mask(self, axes: frozenset[Axis], guard: Value | None = None) -> Value | None:
+        """Which lanes are in range along `axes` and within the guard; None for all."""
+        ordered = sorted(axes, key=lambda a: list(self.axes).index(a))
+        masks = [m for a in ordered if (m := self.axes[a].mask) is not None]
+        return self.both(*masks, *([guard] if guard is not None else []))
+
+    def both(self, *conditions: Value) -> Value | None:
+        if len(conditions) < 2:
+            return conditions[0] if conditions else None
+        template = " & ".join(f"{{{i}}}" for i in range(len(conditions)))
+        axes = frozenset().union(*(c.axes for c in conditions))
+        return self.emit(Value(template, conditions, torch.bool, axes, "mask"))
+
+    # ---- indices ----
+
+    def index(self, where: Index) -> Value:
+        """An index as an expression of the loop axes."""
+        if not where.terms:
+            return Value(str(where.const), literal=where.const)
+        parts, operands = [], []
+        for atom, c in where.terms:
+            if isinstance(atom, Axis):
+                value = self.axes[atom].index
+            else:
+                template = "{0}" if atom.div == 1 else f"{{0}} // {atom.div}"
+                template += f" % {atom.mod}" if atom.mod else ""
+                value = self.emit(Value(template, (self.index(atom.of),), None, atom.of.axes, "index"))
+            sign = ("" if not parts else " + ") if c > 0 else ("-" if not parts else " - ")
+            parts.append(f"{sign}{{{len(operands)}}}" + (f" * {abs(c)}" if abs(c) != 1 else ""))
+            operands.append(value)
+        if where.const:
+            parts.append(f" {'+' if where.const > 0 else '-'} {abs(where.const)}")
+        template = "".join(parts)
+        if template == "{0}":
+            return operands[0]
+        return self.emit(Value(template, tuple(operands), None, where.axes, "offset"))
+
+    def _iota(self, node: Node, index: Indices) -> Value:
+        where = index[node.attr("axis")]
+        dtype = accumulate_dtype(node.dtype)
+        if not where.terms:
+            return literal(where.const, dtype)
+        value = self.index(where)
+        if dtype == torch.int32:
+            return value
+        template = f"{{0}}.to({TL_DTYPES[dtype]})"
+        return self.emit(Value(template, (value,), dtype, where.axes, "position"))
+
+    # ---- movement that is no plain index map ----
+
+    def _pad(self, node: Node, index: Indices, guard: Value | None) -> Value:
+        """Zero where the index has no source; lanes without one do not load."""
+        axis, before, step = (node.attr(name) for name in ("axis", "before", "step"))
+        size = node.inputs[0].shape[axis]
+        where = index[axis] + (-before)
+        source = where.digit(step, 0) if step > 1 else where
+        inside = self._within(where, (size - 1) * step + 1)
+        if step > 1:
+            on_step = Value(f"{{0}} % {step} == 0", (self.index(where),), torch.bool, where.axes, "on_step")
+            inside.append(self.emit(on_step))
+        condition = self.both(*inside)
+        moved = (*index[:axis], source, *index[axis + 1 :])
+        if condition is None:
+            return self.value(node.inputs[0], moved, guard)
+        both = self.both(condition, *([guard] if guard is not None else []))
+        value = self.value(node.inputs[0], moved, both)
+        return self.select(condition, value, literal(0.0, accumulate_dtype(node.dtype)))
+
+    def _cat(self, node: Node, index: Indices, guard: Value | None) -> Value:
+        """Each part within its own span of the axis; lanes outside a part's span do not load it."""
+        axis, start = node.attr("axis"), 0
+        result: Value | None = None
+        for part in node.inputs:
+            size = part.shape[axis]
+            where = index[axis] + (-start)
+            start += size
+            if size == 0 or where.low >= size or where.high < 0:
+                continue
+            inside = self.both(*self._within(where, size))
+            both = self.both(*(c for c in (inside, guard) if c is not None))
+            value = self.value(part, (*index[:axis], where, *index[axis + 1 :]), both)
+            if result is None or inside is None:
+                result = value
+            else:
+                result = self.select(inside, value, result)
+        if result is None:
+            return literal(0.0, accumulate_dtype(node.dtype))
+        return result
+
+    def _within(self, where: Index, size: int) -> list[Value]:
+        conditions = []
+        if where.low < 0:
+            conditions.append(Value("{0} >= 0", (self.index(where),), torch.bool, where.axes, "inside"))
+        if where.high >= size:
+            conditions.append(Value(f"{{0}} < {size}", (self.index(where),), torch.bool, where.axes, "inside"))
+        return [self.emit(c) for c in conditions]
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        axes = condition.axes | a.axes | b.axes
+        zero = a.zero if b.literal == 0 else frozenset[Axis]()
+        value = Value("tl.where({0}, {1}, {2})", (condition, a, b), a.dtype, axes, a.hint, zero)
+        return self.emit(value)
+
+    # ---- scopes ----
+
+    def scope_of(self, axes: frozenset[Axis]) -> Scope:
+        """The outermost scope in which all of `axes` are bound."""
+        for scope in self.scopes:
+            if axes <= scope.axes:
+                return scope
+        raise CompileError(f"no loop binds {sorted(a.name for a in axes)} together")
+
+    def emit(self, value: Value) -> Value:
+        """Places an expression in its scope, or finds the equal one that is there."""
+        if value.literal is not None:
+            return value
+        scope = self.scope_of(value.axes)
+        key = (value.template, value.operands, value.dtype)
+        if key not in scope.memo:
+            scope.memo[key] = value
+            scope.block.items.append(value)
+        return scope.memo[key]
+
+
+def _nothing(dtype: torch.dtype) -> str:
+    return "0.0" if dtype.is_floating_point else "0"
+

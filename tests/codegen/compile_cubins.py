@@ -1,0 +1,103 @@
+"""Compiles what one launcher would launch to cubins, with no GPU; run as a script, JSON in and out.
+
+The module's jit functions are replaced by recorders, the launcher is called on meta tensors, and each
+recorded call is compiled with the arguments' types as the JIT would specialize them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+POINTERS = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+
+
+class Recorder:
+    """Stands for a jit function and keeps its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **kwargs: self.calls.append((args, kwargs))
+
+
+def compile_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: int) -> dict[str, Any]:
+    options = {k: kwargs.pop(k) for k in OPTIONS if k in kwargs}
+    names = list(function.arg_names)
+    values = dict(zip(names, args)) | kwargs
+    signature, constants, attrs = {}, {}, {}
+    for i, name in enumerate(names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = POINTERS[value.dtype]
+            attrs[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[(i,)] = value
+    source = ASTSource(function, signature, constants, attrs)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    usage = resources(compiled.asm["cubin"])
+    return {"name": function.__name__, "shared": compiled.metadata.shared, **usage}
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = {key: int(n) for key, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"]}
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    spec = importlib.util.spec_from_file_location("generated", request["path"])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recorders = []
+    for name, value in list(vars(module).items()):
+        if isinstance(value, triton.JITFunction) and value.__module__ == "generated":
+            recorders.append(Recorder(value))
+            setattr(module, name, recorders[-1])
+    tensors = [
+        torch.empty_strided(shape, strides, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
+        for shape, strides, dtype in request["tensors"]
+    ]
+    getattr(module, request["launcher"])(*tensors)
+    calls = [(r.function, *call) for r in recorders for call in r.calls]
+    for r in recorders:
+        setattr(module, r.function.__name__, r.function)
+    print(json.dumps([compile_call(f, args, kwargs, request["arch"]) for f, args, kwargs in calls]))
+
+
+if __name__ == "__main__":
+    main()
