@@ -10,7 +10,6 @@ import torch
 
 from egcompile import ops
 from egcompile.ir import Node, topological
-from egcompile.language.render import called, rule_text
 from egcompile.language.session import Session
 from egcompile.ops.opdef import REGISTRY
 from egcompile.rules import RULES, Rule
@@ -24,14 +23,12 @@ class Proof:
     """An e-graph of `nodes` in which some rules have run, `rounds` times."""
 
     def __init__(self, rules: Sequence[Rule], nodes: Sequence[Node], rounds: int = 1) -> None:
-        self._session = Session(REGISTRY.values(), called(rules))
-        self._session.execute(["(ruleset tested)", *(rule_text(rule, "tested") for rule in rules)])
+        self._session = Session(REGISTRY.values(), rules)
         self._session.load(topological(nodes))
-        self.matches = 0
         for _ in range(rounds):
-            report = self._session.run("tested")
-            self.matches += sum(report.num_matches_per_rule.values())
+            self._session.run()
             self._session.read()
+        self.matches = sum(self._session.matches.values())
 
     def equal(self, a: Node, b: Node) -> bool:
         number = self._session.encoder.number
