@@ -1,0 +1,203 @@
+"""A kernel's body taken apart around its one contraction: operands, what follows on the result tile, sums.
+
+Everything is put in three axes: batch Z, rows M, columns N, summed over K. `matmul` has its leading axes
+in M, `bmm` in Z, and `contract_rows` sums over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from egcompile.codegen.index import (
+    BIJECTIVE,
+    Axis,
+    Index,
+    linear,
+    offset,
+    operand_index,
+    result_index,
+    unravel,
+)
+from egcompile.errors import CompileError
+from egcompile.ir.node import Node, topological
+from egcompile.ir.types import accumulate_dtype
+from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Buffer, Kernel
+
+Indices = tuple[Index, ...]
+Region = dict[Node, Indices]
+"""The nodes that follow from one value, element for element, in order: where each has the root's element."""
+
+
+@dataclass(frozen=True)
+class ColumnSum:
+    """`node`, a sum of `value` over all rows, and what follows from it at a column."""
+
+    node: Node
+    value: Node
+    region: Region
+
+
+@dataclass(frozen=True)
+class Block:
+    """A matrix as a tensor descriptor sees it: rows of contiguous elements from `offset` on.
+
+    transposed   the rows in memory are the columns of the matrix that is asked for
+    """
+
+    shape: tuple[int, int]
+    stride: int
+    offset: int
+    transposed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """`a[Z, M, K] @ b[Z, K, N]`, the `tile` region after it, and the `sums` of its columns.
+
+    a, b   where the operands `node.inputs` have the element of (z, rows, k) and (z, k, cols)
+    """
+
+    kernel: Kernel
+    node: Node
+    z: Axis
+    rows: Axis
+    cols: Axis
+    k: Axis
+    a: Indices
+    b: Indices
+    tile: Region
+    sums: tuple[ColumnSum, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.node.inputs[0].dtype
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        return accumulate_dtype(self.dtype)
+
+    def outputs_in(self, region: Region) -> list[tuple[int, Node]]:
+        """Positions and nodes of the outputs that are written from a region."""
+        return [(i, o) for i, o in enumerate(self.kernel.body.outputs) if o in region]
+
+    def operand(self, side: int) -> tuple[Node, Index] | None:
+        """The input that operand 0 or 1 is a view of, and the element's offset in it; None if computed."""
+        node, index = self.node.inputs[side], (self.a, self.b)[side]
+        while node.op.name in (*BIJECTIVE, "expand", "slice"):
+            node, index = node.inputs[0], operand_index(node, index)
+        if node not in self.kernel.body.inputs:
+            return None
+        return node, offset(index, self.buffer(node).strides)
+
+    def buffer(self, leaf: Node) -> Buffer:
+        return self.kernel.inputs[self.kernel.body.inputs.index(leaf)]
+
+    def operand_block(self, side: int) -> Block | None:
+        """Operand 0 or 1 as a descriptor's matrix, or None where its strides do not allow one."""
+        if (found := self.operand(side)) is None:
+            return None
+        rows, cols = (self.rows, self.k) if side == 0 else (self.k, self.cols)
+        return block(self.buffer(found[0]), found[1], rows, cols)
+
+    @property
+    def allows_descriptors(self) -> bool:
+        """Whether tiles of both operands can go through tensor descriptors."""
+        sized = self.dtype.itemsize == 2 and self.k.size > 0
+        return sized and self.operand_block(0) is not None and self.operand_block(1) is not None
+
+    @staticmethod
+    def of(kernel: Kernel) -> Contraction:
+        """Takes apart a kernel whose body is lowered; raises CompileError, saying which node does not fit."""
+        nodes = topological(kernel.body.outputs)
+        roots = [n for n in nodes if n.op.kind is Kind.CONTRACTION]
+        if len(roots) != 1:
+            raise CompileError(f"{kernel.name} has {len(roots)} contractions; a kernel holds one")
+        root = roots[0]
+        if not root.dtype.is_floating_point:
+            raise CompileError(f"{kernel.name}: a contraction of {root.dtype} has no kernel")
+        z, rows, cols, k = _axes(root)
+        shape, row, col, summed = root.inputs[0].shape, Index.of(rows), Index.of(cols), Index.of(k)
+        a: Indices
+        b: Indices
+        index: Indices
+        match root.op.name:
+            case "matmul":
+                lead = unravel(row, shape[:-1])
+                a, b, index = (*lead, summed), (summed, col), (*lead, col)
+            case "bmm":
+                lead = unravel(Index.of(z), shape[:-2])
+                a, b, index = (*lead, row, summed), (*lead, summed, col), (*lead, row, col)
+            case _:
+                lead = unravel(summed, shape[:-1])
+                a, b, index = (*lead, row), (*lead, col), (row, col)
+        tile = _follow(root, index, nodes)
+        sums = tuple(_column_sum(n, tile, col, nodes) for n in nodes if _reduces(n, tile))
+        covered = set(tile).union(*(s.region for s in sums))
+        for node in kernel.body.outputs:
+            if node not in covered:
+                raise CompileError(
+                    f"{kernel.name} writes what does not follow from its contraction: {node!r}"
+                )
+        return Contraction(kernel, root, z, rows, cols, k, a, b, tile, sums)
+
+
+def block(buffer: Buffer, where: Index, rows: Axis, cols: Axis) -> Block | None:
+    """The matrix [rows, cols] at offsets `where` as a descriptor's, or None where it is none.
+
+    It is one if one axis is contiguous and base and stride are multiples of 16 bytes.
+    """
+    strides = dict(where.terms)
+    if strides.keys() != {rows, cols} or (buffer.offset + where.const) * buffer.type.dtype.itemsize % 16:
+        return None
+    for outer, inner in ((rows, cols), (cols, rows)):
+        if strides[inner] == 1 and strides[outer] * buffer.type.dtype.itemsize % 16 == 0:
+            return Block((outer.size, inner.size), strides[outer], where.const, outer is cols)
+    return None
+
+
+def _axes(root: Node) -> tuple[Axis, Axis, Axis, Axis]:
+    a, b = (i.shape for i in root.inputs)
+    match root.op.name:
+        case "matmul":
+            sizes = (1, math.prod(a[:-1]), b[-1], a[-1])
+        case "bmm":
+            sizes = (math.prod(a[:-2]), a[-2], b[-1], a[-1])
+        case "contract_rows":
+            sizes = (1, a[-1], b[-1], math.prod(a[:-1]))
+        case name:
+            raise CompileError(f"no kernel is known for the contraction {name}")
+    z, m, n, k = sizes
+    return Axis("z", z), Axis("rows", m), Axis("cols", n), Axis("k", k)
+
+
+def _follow(root: Node, index: Indices, nodes: Sequence[Node]) -> Region:
+    region: Region = {root: index}
+    for node in nodes:
+        sources = [i for i in node.inputs if i in region]
+        if not sources or node in region:
+            continue
+        if node.op.kind is Kind.POINTWISE:
+            if any(region[s] != region[sources[0]] for s in sources):
+                raise CompileError(f"operands of {node.op.name} are different movements of one tile")
+            region[node] = region[sources[0]]
+        elif node.op.name in BIJECTIVE:
+            region[node] = result_index(node, region[sources[0]])
+    return region
+
+
+def _reduces(node: Node, tile: Region) -> bool:
+    return node.op.kind is Kind.REDUCTION and node.inputs[0] in tile
+
+
+def _column_sum(node: Node, tile: Region, col: Index, nodes: Sequence[Node]) -> ColumnSum:
+    """As many elements as columns, and the column at each: then what is summed is all of the rows."""
+    value, dims = node.inputs[0], node.attr("dims")
+    kept = tuple(Index(()) if i in dims else x for i, x in enumerate(tile[value]))
+    if node.op.name != "sum" or linear(kept, node.shape) != col:
+        raise CompileError(f"{node.op.name} over {list(dims)} of {value.tensor} is no sum over a tile's rows")
+    return ColumnSum(node, value, _follow(node, unravel(col, node.shape), nodes))
