@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import fx
 from egcompile import ops
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
 from egcompile.frontend.aten import TABLE
+from egcompile.frontend.constants import Constants, leaf_of, nodes_in
 from egcompile.frontend.origins import origin_of
 from egcompile.ir import DTYPE_NAMES, Graph, Node, TensorType, ValueType
 from egcompile.ops import Kind
@@ -98,6 +99,7 @@ class _Importer:
     inputs: dict[str, Node] = field(default_factory=dict)
     constants: dict[Node, torch.Tensor] = field(default_factory=dict)
     origins: dict[Node, frozenset[str]] = field(default_factory=dict)
+    known: Constants = field(default_factory=Constants)
     marked: set[Node] = field(default_factory=set)
 
     def bind(self, binding: Binding, node: fx.Node) -> Any:
@@ -115,8 +117,8 @@ class _Importer:
         if not isinstance(value, torch.Tensor):
             return value
         kind = _checked(TensorType.of(value), "a constant")
-        if (number := _uniform(value)) is not None:
-            return ops.full(value=number, shape=kind.shape, dtype=kind.dtype)
+        if (leaf := leaf_of(value)) is not None:
+            return leaf
         for node, known in self.constants.items():
             if known is value:
                 return node
@@ -139,21 +141,38 @@ class _Importer:
             raise TraceError(f"{node.target} cannot be imported: {error}, at {_place(node)}") from error
 
     def _row(self, node: fx.Node) -> Any:
-        row = _row_of(node)
+        row = TABLE.get(node.target)
+        if row is None:
+            return self._outside_the_table(node)
         arguments = [self._value(argument) for argument in _in_schema_order(node)]
         expected = _value_type(node)
         result = row(expected, *arguments)
-        _verify(node, result, expected)
+        _verify(result, expected)
         self._mark(result, arguments, origin_of(node.meta))
-        return result
+        if isinstance(result, tuple):
+            return tuple(map(self.known.simplify, result))
+        return self.known.simplify(result)
+
+    def _outside_the_table(self, node: fx.Node) -> Any:
+        """Computed now if it depends on no input, such as index arithmetic on an `arange`."""
+        if node.target in DATA_DEPENDENT:
+            raise TraceError(
+                f"{node.target} reads a number out of a tensor, so that the graph depends on data"
+            )
+        if isinstance(node.target, torch._ops.OpOverload):
+            arguments = [self._value(argument) for argument in _in_schema_order(node)]
+            value = self.known.compute(node.target, arguments)
+            if value is not None:
+                return self.constant(value.to(node.meta["val"].device))
+        raise UnsupportedOp(f"{node.target} has no row in the import table")
 
     def _value(self, argument: Any) -> Any:
         return fx.map_arg(argument, lambda n: self.values[n]) if _has_nodes(argument) else argument
 
     def _mark(self, result: Any, arguments: Sequence[Any], origin: str | None) -> None:
         """Notes the origin on every node that the row made, and on a result that stood there already."""
-        operands = set(_flat(arguments))
-        results = [n for n in _flat(result) if n not in operands]
+        operands = set(nodes_in(arguments))
+        results = [n for n in nodes_in(result) if n not in operands]
         new = _until(results, self.marked)
         for node in {*results, *new}:
             if origin and node.op.kind is not Kind.LEAF:
@@ -175,15 +194,6 @@ class _Importer:
         inputs = (*self.inputs.values(), *self.constants)
         graph = Graph(inputs, tuple(outputs), origins=self.origins)
         return FxGraph(graph, tuple(self.constants.values()), tuple(slots))
-
-
-def _row_of(node: fx.Node) -> Callable[..., Any]:
-    if node.target in DATA_DEPENDENT:
-        raise TraceError(f"{node.target} reads a number out of a tensor, so that the graph depends on data")
-    try:
-        return TABLE[node.target]
-    except KeyError:
-        raise UnsupportedOp(f"{node.target} has no row in the import table") from None
 
 
 def _in_schema_order(node: fx.Node) -> list[Any]:
@@ -214,7 +224,7 @@ def _checked(kind: TensorType, what: str) -> TensorType:
     return kind
 
 
-def _verify(node: fx.Node, result: Any, expected: ValueType) -> None:
+def _verify(result: Any, expected: ValueType) -> None:
     results = result if isinstance(result, tuple) else (result,)
     wanted = expected if isinstance(expected, tuple) else (expected,)
     found = tuple(r.type for r in results)
@@ -230,17 +240,6 @@ def _place(node: fx.Node) -> str:
 
 def _attribute(gm: fx.GraphModule, target: Any) -> Any:
     return operator.attrgetter(str(target))(gm)
-
-
-def _uniform(value: torch.Tensor) -> float | None:
-    """The number that every element is; None if they differ, or a float could not hold it."""
-    if value.numel() == 0:
-        return 0.0
-    first = value.reshape(-1)[0]
-    if not bool((value == first).all()):
-        return None
-    number = first.item()
-    return float(number) if float(number) == number else None
 
 
 def _has_nodes(argument: Any) -> bool:
@@ -259,9 +258,3 @@ def _until(roots: Sequence[Node], known: set[Node]) -> set[Node]:
             found.add(node)
             pending.extend(node.inputs)
     return found
-
-
-def _flat(value: Any) -> list[Node]:
-    if isinstance(value, (tuple, list)):
-        return [n for v in value for n in _flat(v)]
-    return [value] if isinstance(value, Node) else []

@@ -82,6 +82,21 @@ def _stack(out: TensorType, xs: Sequence[Node], dim: int) -> Node:
     return _cat(out, [reshape(x, shape) for x in xs], dim)
 
 
+def _constant_pad(out: TensorType, x: Node, pad: Sequence[int], value: Scalar) -> Node:
+    """`pad` lists (before, after) from the last axis on; a negative number cuts."""
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = len(x.shape) - 1 - i
+        x = slice_axis(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        sides = [_filled_like(x, dim, max(n, 0), value) for n in (before, after)]
+        parts = [part for part in (sides[0], x, sides[1]) if part.shape[dim]]
+        x = ops.cat(*parts, axis=dim) if len(parts) > 1 else x
+    return x
+
+
+def _filled_like(x: Node, dim: int, size: int, value: Scalar) -> Node:
+    return ops.full(value=value, shape=(*x.shape[:dim], size, *x.shape[dim + 1 :]), dtype=x.dtype)
+
+
 def _repeat(out: TensorType, x: Node, repeats: Sequence[int]) -> Node:
     """[n] repeated r times is [1, n] expanded to [r, n] and read as [r n]."""
     shape = (1,) * (len(repeats) - len(x.shape)) + x.shape
@@ -171,6 +186,7 @@ MOVEMENT: dict[Any, Any] = {
     aten.cat.default: _cat,
     aten.stack.default: _stack,
     aten.repeat.default: _repeat,
+    aten.constant_pad_nd.default: _constant_pad,
     aten.tril.default: _triangle(lower=True),
     aten.triu.default: _triangle(lower=False),
     # ---- constants ----
