@@ -109,15 +109,18 @@ class Encoder:
         """Gives an expression of that type a number, which `handle` turns into text."""
         index = self._count
         self._count += 1
-        function = "tuple_node" if isinstance(type, tuple) else "node"
-        self.commands.append(f"(set ({function} {index}) {expression})")
+        self.commands.append(f"(set {self.text(index, type)} {expression})")
         if isinstance(type, TensorType):
             self.types.append((index, type))
         return index
 
     def handle(self, node: Node) -> str:
-        function = "tuple_node" if isinstance(node.type, tuple) else "node"
-        return f"({function} {self.number[node]})"
+        return self.text(self.number[node], node.type)
+
+    @staticmethod
+    def text(index: int, type: ValueType) -> str:
+        """The term for what has that number and type."""
+        return f"(tuple_node {index})" if isinstance(type, tuple) else f"(node {index})"
 
     def _expression(self, node: Node) -> str:
         if node.op is full and _is_minus_zero(node.attr("value")):  # egglog's f64 takes -0.0 for 0.0

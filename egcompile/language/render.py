@@ -1,10 +1,10 @@
 """Rules as egglog text: one `(rule ...)` each, whatever the number of its equations.
 
-A pattern's terms become the variables `%0`, `%1`, ...; computed attributes are all bound in the body, so
+A rule's variables get a `?`, and its terms become `%0`, `%1`, ...; computed attributes are all bound in the body, so
 that a rule whose attribute has no value does not match, instead of failing half done.
 
-    (rule ((= %0 (Add x r)) (= %1 (Rms_norm %0 w eps first)) (= %2 (Out %1 0)))
-          ((let %3 (Add_rms_norm x r w eps first)) (let %4 (Out %3 0)) (union %0 %4)
+    (rule ((= %0 (Add ?x ?r)) (= %1 (Rms_norm %0 ?w ?eps ?first)) (= %2 (Out %1 0)))
+          ((let %3 (Add_rms_norm ?x ?r ?w ?eps ?first)) (let %4 (Out %3 0)) (union %0 %4)
            (let %5 (Out %3 1)) (union %2 %5))
           :ruleset joint :name "fusion/add_rms_norm")
 """
@@ -52,16 +52,15 @@ def vjp_rules(vjp: Vjp, ruleset: str) -> list[str]:
     for index, result in enumerate(vjp.results):
         if result is None:
             continue
-        writer = _Writer(f"backward/{vjp.op.name}.{vjp.op.operands[index].lstrip('*')}")
-        position = "index" if vjp.op.variadic else str(index)
-        operands = [v.name for v in (*vjp.operands, *vjp.outputs, *vjp.cts.values())]
-        count = len(vjp.operands)
-        attrs = [a.args[0] for a in vjp.attrs]
-        derived = [a.args[0] for a in vjp.derived_terms.values()]
-        arguments = [position, *operands[:count], *attrs, *operands[count:], *derived]
-        writer.atoms.append(f"(= ct.in ({vjp_constructor(vjp)} {' '.join(arguments)}))")
-        writer.bound |= {*operands, *attrs, *derived}
-        writer.actions.append(f"(union ct.in {writer.build(result)})")
+        which = "" if tuple(vjp.cts) == (0,) else f"({', '.join(map(str, vjp.cts))})"
+        writer = _Writer(f"backward/{vjp.op.name}{which}.{vjp.op.operands[index].lstrip('*')}")
+        tensors = (*vjp.outputs, *vjp.cts.values())
+        names = [v.name for v in vjp.operands] + [a.args[0] for a in vjp.attrs]
+        names += [v.name for v in tensors] + [a.args[0] for a in vjp.derived_terms.values()]
+        position = "?index" if vjp.op.variadic else str(index)
+        writer.bound.update(names)
+        term = f"({' '.join((vjp_constructor(vjp), position, *map(_variable, names)))})"
+        writer.actions.append(f"(union {writer.atom(term)} {writer.build(result)})")
         texts.append(writer.text(ruleset))
     return texts
 
@@ -98,13 +97,13 @@ def called(rules: Iterable[Rule | Vjp]) -> list[AttrFunction]:
     return list(found)
 
 
-def left_ops(rule: Rule) -> set[str]:
-    """The names of the ops that a rule looks for."""
+def left_ops(rule: Rule) -> set[OpDef]:
+    """The ops that a rule looks for."""
     return _ops(left for left, _ in rule.equations)
 
 
-def right_ops(rule: Rule) -> set[str]:
-    """The names of the ops that a rule builds, those of its left side aside."""
+def right_ops(rule: Rule) -> set[OpDef]:
+    """The ops that a rule builds."""
     return _ops(right for _, right in rule.equations)
 
 
@@ -112,13 +111,18 @@ def _flat(pairs: Sequence[tuple[object, object]]) -> list[object]:
     return [side for pair in pairs for side in pair]
 
 
-def _ops(patterns: Iterable[Pattern]) -> set[str]:
-    ops: set[str] = set()
+def vjp_ops(vjp: Vjp) -> set[OpDef]:
+    """The ops that a derivative is written in."""
+    return _ops(result for result in vjp.results if result is not None)
+
+
+def _ops(patterns: Iterable[Pattern]) -> set[OpDef]:
+    ops: set[OpDef] = set()
     stack = list(patterns)
     while stack:
         pattern = stack.pop()
         if isinstance(pattern, Term):
-            ops.add(pattern.op.name)
+            ops.add(pattern.op)
             stack.extend(pattern.inputs)
     return ops
 
@@ -146,13 +150,13 @@ class _Writer:
         """The variable for a pattern of the left side, whose atoms are added to the body."""
         if isinstance(pattern, Var):
             self.bound.add(pattern.name)
-            return pattern.name
+            return _variable(pattern.name)
         if pattern not in self._matched:
             operands = [self.match(i) for i in pattern.inputs]
             if pattern.op.variadic:
                 operands = [self._match_vector(operands)]
             attrs = [self._match_attr(a, k) for a, k in zip(pattern.attrs, _kinds(pattern.op), strict=True)]
-            self._matched[pattern] = self._atom(f"({' '.join((constructor(pattern.op), *operands, *attrs))})")
+            self._matched[pattern] = self.atom(f"({' '.join((constructor(pattern.op), *operands, *attrs))})")
         return self._matched[pattern]
 
     def settle(self) -> None:
@@ -178,7 +182,7 @@ class _Writer:
     def _match_attr(self, term: AttrTerm, kind: str) -> str:
         if term.head == "var":
             self.bound.add(term.args[0])
-            return term.args[0]
+            return _variable(term.args[0])
         if term.head == "lit" and kind != "ints":
             return literal(term.args[0], kind)
         key = repr(term), kind
@@ -199,15 +203,15 @@ class _Writer:
             case "var":
                 if term.args[0] not in self.bound:
                     raise ValueError(f"rule {self.name!r}: no left side binds {term.args[0]!r}")
-                return term.args[0]
+                return _variable(term.args[0])
             case "lit":
                 return literal(term.args[0], kind if kind != "any" else term.kind)
             case "shape" | "dtype":
-                return self._atom(f"({term.head} {self._left(term.args[0])})")
+                return self.atom(f"({term.head} {self._left(term.args[0])})")
             case "call":
                 function, *args = term.args
                 texts = [self.attribute(a, k) for a, k in zip(args, function.params, strict=True)]
-                return self._atom(f"({table_name(function)} {' '.join(texts)})")
+                return self.atom(f"({table_name(function)} {' '.join(texts)})")
             case "get":
                 vector, index = term.args
                 return f"(vec-get {self.attribute(vector, 'ints')} {self.attribute(index, 'int')})"
@@ -218,7 +222,7 @@ class _Writer:
     def _left(self, pattern: Pattern) -> str:
         """The variable of a pattern that the left sides have matched."""
         if isinstance(pattern, Var):
-            return pattern.name
+            return _variable(pattern.name)
         before = len(self.atoms)
         variable = self.match(pattern)
         if len(self.atoms) != before:
@@ -234,7 +238,7 @@ class _Writer:
         if isinstance(pattern, Var):
             if pattern.name not in self.bound:
                 raise ValueError(f"rule {self.name!r}: no left side binds {pattern.name!r}")
-            return pattern.name
+            return _variable(pattern.name)
         operands = [self.build(i) for i in pattern.inputs]
         attrs = [self._build_attr(a, kind) for a, kind in zip(pattern.attrs, _kinds(pattern.op), strict=True)]
         expression = application(pattern.op, operands, attrs)
@@ -247,9 +251,9 @@ class _Writer:
 
     def _build_attr(self, term: AttrTerm, kind: str) -> str:
         text = self.attribute(term, kind)
-        return text if term.head in ("var", "lit") else self._atom(text)
+        return text if term.head in ("var", "lit") else self.atom(text)
 
-    def _atom(self, expression: str) -> str:
+    def atom(self, expression: str) -> str:
         """The variable that the body binds to an expression; the same text is the same variable."""
         if expression.startswith("("):
             if expression not in self._named:
@@ -261,6 +265,11 @@ class _Writer:
     def _fresh(self) -> str:
         self._count += 1
         return f"%{self._count - 1}"
+
+
+def _variable(name: str) -> str:
+    """A rule's variable in egglog, where it cannot shadow a function such as `shape`."""
+    return f"?{name}"
 
 
 def _kinds(op: OpDef) -> Iterable[str]:

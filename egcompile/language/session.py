@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,15 @@ from typing import Any
 import egglog.bindings as egglog
 
 from egcompile.ir.node import Attr, Node
-from egcompile.ir.types import DTYPES, TensorType
+from egcompile.ir.types import DTYPES, TensorType, ValueType
 from egcompile.language.egraph import ENode
-from egcompile.language.encode import Encoder, constructor, declarations, literal, type_facts
-from egcompile.language.render import table_declaration, table_name
+from egcompile.language.encode import Encoder, application, constructor, declarations, literal, type_facts
+from egcompile.language.render import called, right_ops, rule_text, table_declaration, table_name
 from egcompile.ops.opdef import OpDef
 from egcompile.ops.term import AttrFunction
+from egcompile.rules.rule import Rule
+
+RULESET = "rules"
 
 CHUNK = 40
 """Commands a call: egglog's time for one program is quadratic in its commands."""
@@ -33,28 +36,33 @@ class Contents:
     """What an e-graph holds. Classes have small numbers of their own, in egglog's order.
 
     class_of   the class of each handle that was put in
-    typed      classes whose shape and dtype are facts
     """
 
     classes: dict[int, list[ENode]]
     class_of: dict[int, int]
-    typed: frozenset[int]
 
 
 class Session:
-    """An e-graph over `ops`; `encoder` holds what is to go in at the next `flush`."""
+    """An e-graph over `ops` with `rules` in one ruleset; `encoder` holds what goes in at the next `flush`.
 
-    def __init__(self, ops: Iterable[OpDef], functions: Sequence[AttrFunction] = ()) -> None:
+    `matches` and `seconds` are by rule.
+    """
+
+    def __init__(self, ops: Iterable[OpDef], rules: Sequence[Rule] = ()) -> None:
         self.encoder = Encoder()
+        self.matches: Counter[str] = Counter()
+        self.seconds: Counter[str] = Counter()
+        self._rules = rules
         self._directory = tempfile.TemporaryDirectory(prefix="egcompile-")
         self._egglog = egglog.EGraph(fact_directory=self._directory.name)
         self._ops = {constructor(op): op for op in ops}
-        self._functions = functions
+        self._functions = called(rules)
         self._known_types: set[TensorType] = set()
         self._attrs: dict[tuple[str, Any], Attr] = {}
         self._values: dict[str, set[Attr]] = defaultdict(set)
-        self._rows: dict[AttrFunction, set[tuple[Attr, ...]]] = {f: set() for f in functions}
-        self.execute([*declarations(self._ops.values()), *map(table_declaration, functions)])
+        self._rows: dict[AttrFunction, set[tuple[Attr, ...]]] = {f: set() for f in self._functions}
+        self.execute([*declarations(self._ops.values()), *map(table_declaration, self._functions)])
+        self.execute([f"(ruleset {RULESET})", *(rule_text(rule, RULESET) for rule in rules)])
 
     def execute(self, commands: Sequence[str]) -> None:
         for i in range(0, len(commands), CHUNK):
@@ -87,10 +95,19 @@ class Session:
         self.execute([*type_facts(sorted(new, key=str)), f'(input typed "{path.name}")', "(run types 1)"])
         self.fill_tables()
 
-    def run(self, ruleset: str) -> Any:
-        """One iteration of a ruleset; gives egglog's report."""
+    def run(self, ruleset: str = RULESET) -> bool:
+        """One iteration of a ruleset; whether anything changed."""
         (output,) = self._run(f"(run {ruleset} 1)")
-        return output.report
+        report = output.report
+        self.matches.update(report.num_matches_per_rule)
+        for name, spent in report.search_and_apply_time_per_rule.items():
+            self.seconds[name] += spent.total_seconds()
+        return report.updated
+
+    def blame(self, node: ENode) -> str:
+        """Which rules that fired build such a node, in words for an error."""
+        names = [r.name for r in self._rules if self.matches[r.name] and node.op in right_ops(r)]
+        return f"; built by {' or '.join(names)}" if names else "; in the graph that was put in"
 
     def size(self) -> int:
         """How many e-nodes the ops have."""
@@ -125,9 +142,24 @@ class Session:
             if name in functions
             for row in functions[name].rows
         }
-        shapes = functions["shape"].rows if "shape" in functions else ()
-        typed = frozenset(class_of("Tensor", row.inputs[0]) for row in shapes)
-        return Contents(classes, handles, typed)
+        return Contents(classes, handles)
+
+    def add_types(
+        self, contents: Contents, types: Mapping[int, ValueType], witnesses: Mapping[int, ENode]
+    ) -> bool:
+        """Makes facts of the types of classes that rules built, `witnesses` in topological order.
+
+        Whether there was anything new: a class without a handle, or an attribute without its rows.
+        """
+        handle = {c: self.encoder.text(i, types[c]) for i, c in contents.class_of.items()}
+        new = [c for c in witnesses if c not in handle]
+        for c in new:
+            node = witnesses[c]
+            attrs = [literal(v, k) for v, k in zip(node.attrs, node.op.attrs.values(), strict=True)]
+            expression = application(node.op, [handle[i] for i in node.operands], attrs)
+            handle[c] = self.encoder.text(self.encoder.put(expression, types[c]), types[c])
+        self.flush()
+        return self.fill_tables() or bool(new)
 
     def fill_tables(self) -> bool:
         """Applies the attribute functions to values that are new; whether that gave any row."""

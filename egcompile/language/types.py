@@ -14,8 +14,10 @@ Blame = Callable[[ENode], str]
 """What is known of how an e-node came about, for an error's text."""
 
 
-def infer_types(classes: Mapping[int, Sequence[ENode]], blame: Blame) -> dict[int, ValueType]:
-    """The type of each class that has one: those that some e-node reaches from leaves.
+def infer_types(
+    classes: Mapping[int, Sequence[ENode]], blame: Blame
+) -> tuple[dict[int, ValueType], dict[int, ENode]]:
+    """The type of each class, and an e-node that gives it; operands' classes come first in both.
 
     Raises TypeMismatch where an op refuses its operands or two e-nodes of a class differ in type.
     """
@@ -47,7 +49,7 @@ def infer_types(classes: Mapping[int, Sequence[ENode]], blame: Blame) -> dict[in
                 "rewriting made two values of different types equal:\n"
                 + "\n".join(_line(n, types, blame, t) for n, t in ((first[c], types[c]), (node, type)))
             )
-    return types
+    return types, first
 
 
 def _infer(node: ENode, types: Mapping[int, ValueType], blame: Blame) -> ValueType:

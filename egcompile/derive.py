@@ -1,0 +1,216 @@
+"""Derives the backward of a forward graph: one joint graph, before anything is optimized.
+
+    x = matmul(a, b)          ct_b = matmul_vjp(1, a, b, x, ct_x)          = contract_rows(a, ct_x)
+
+The walk is in Python, in reverse, and states for each operand the term that is its cotangent; the
+`backward` rules say in egglog what such a term is equal to. Each term appears once, so this is linear.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from egcompile.differentiable import carries_gradient, gradient_operands, row_of, with_derivatives
+from egcompile.errors import NoGradientRule, TypeMismatch
+from egcompile.ir.graph import Graph
+from egcompile.ir.joint import Joint
+from egcompile.ir.node import Node
+from egcompile.ir.types import TensorType
+from egcompile.language.encode import application, attr_literals, literal
+from egcompile.language.render import vjp_constructor, vjp_declaration, vjp_ops, vjp_rules
+from egcompile.language.session import RULESET, Contents, Session
+from egcompile.ops.core import input
+from egcompile.ops.movement import expand
+from egcompile.ops.opdef import Kind
+from egcompile.ops.pointwise import add, stop_gradient
+from egcompile.recognize import recognize
+from egcompile.rules import RULES
+from egcompile.rules.rule import Exactness, Rule, Vjp
+
+BACKWARD = " (backward)"
+"""What the origin of a derived node adds to that of its forward node."""
+
+
+def derive(
+    graph: Graph,
+    needed: Sequence[bool],
+    cotangent_mask: Sequence[bool] | None = None,
+    *,
+    exactness: Collection[Exactness] = ("exact", "reassociating"),
+    rules: Mapping[str, Rule] = RULES,
+) -> Joint:
+    """The joint graph of `graph` and its gradients with respect to the inputs that are `needed`.
+
+    `cotangent_mask` says which outputs have a cotangent (all, if None; never one of integers). Their inputs
+    are named `ct_<output>`, the gradients `grad_<input>`; a joint graph can be derived again, and then its
+    new ones are `ct2_...` and `grad2_...`. Raises NoGradientRule for an op with no derivative on the way.
+    """
+    mask = [True] * len(graph.outputs) if cotangent_mask is None else cotangent_mask
+    wanted = [has and carries_gradient(o) for has, o in zip(mask, graph.outputs, strict=True)]
+    forward = recognize(graph, exactness=exactness, rules=rules)
+    forward, paths, reached = with_derivatives(forward, needed, wanted)
+    taken = {i.attr("name") for i in forward.inputs}
+    cotangents = tuple(
+        _cotangent(o, name, taken) if has else None
+        for o, name, has in zip(forward.outputs, forward.output_names, wanted, strict=True)
+    )
+    backward = _Backward(forward, paths, reached)
+    gradients, origins = backward.run(cotangents, needed)
+    return _without_stops(_joint(forward, cotangents, gradients, origins))
+
+
+def _cotangent(output: Node, name: str, taken: Collection[str]) -> Node:
+    return input(name=_fresh("ct", name, taken), shape=output.shape, dtype=output.dtype)
+
+
+def _fresh(prefix: str, name: str, taken: Collection[str]) -> str:
+    """`ct_out0`; `ct2_out0` where that is taken, and so on."""
+    result, order = f"{prefix}_{name}", 2
+    while result in taken:
+        result, order = f"{prefix}{order}_{name}", order + 1
+    return result
+
+
+def _joint(
+    forward: Graph,
+    cotangents: tuple[Node | None, ...],
+    gradients: tuple[Node | None, ...],
+    origins: Mapping[Node, frozenset[str]],
+) -> Joint:
+    inputs = (*forward.inputs, *(ct for ct in cotangents if ct is not None))
+    outputs = (*forward.outputs, *(g for g in gradients if g is not None))
+    names = [
+        _fresh("grad", primal.attr("name"), forward.output_names)
+        for primal, gradient in zip(forward.inputs, gradients, strict=True)
+        if gradient is not None
+    ]
+    graph = Graph(inputs, outputs, (*forward.output_names, *names), {**origins, **forward.origins})
+    return Joint(graph, forward.inputs, cotangents, forward.outputs, gradients)
+
+
+def _without_stops(joint: Joint) -> Joint:
+    """`stop_gradient` has done its work: its users read its operand."""
+    if all(node.op is not stop_gradient for node in joint.graph.nodes):
+        return joint
+    graph = joint.graph.rewrite(
+        lambda node, inputs: inputs[0] if node.op is stop_gradient else Node.make(node.op, inputs, node.attrs)
+    )
+    new = dict(zip(joint.graph.outputs, graph.outputs, strict=True))
+    outputs = tuple(new[o] for o in joint.outputs)
+    gradients = tuple(None if g is None else new[g] for g in joint.gradients)
+    return Joint(graph, joint.primals, joint.cotangents, outputs, gradients)
+
+
+class _Backward:
+    """The reverse walk over one forward graph. Cotangents are handles into the e-graph until it is read."""
+
+    def __init__(
+        self, forward: Graph, paths: Collection[Node], reached: Mapping[Node, frozenset[int]]
+    ) -> None:
+        self.forward = forward
+        self.paths = paths
+        self.reached = reached
+        self.rows = {node: row for node, outputs in reached.items() if (row := row_of(node, outputs))}
+        self.cotangent: dict[Node, int] = {}
+        self.terms: dict[int, tuple[Node, str]] = {}  # a handle -> the node behind it, and what it stands for
+        rows = list(dict.fromkeys(self.rows.values()))
+        ops = {add, input, *(n.op for n in forward.nodes)}.union(*map(vjp_ops, rows))
+        self.session = Session(sorted(ops, key=lambda op: op.name))
+        self.session.execute([vjp_declaration(row) for row in rows])
+        self.session.execute([text for row in rows for text in vjp_rules(row, RULESET)])
+
+    def run(
+        self, cotangents: Sequence[Node | None], needed: Sequence[bool]
+    ) -> tuple[tuple[Node | None, ...], dict[Node, frozenset[str]]]:
+        """The gradient of each input that is needed and has one, and the origins of the new nodes."""
+        if not self.reached:
+            return (None,) * len(needed), {}
+        self._walk(cotangents)
+        self.session.flush()
+        self.session.run()
+        built, origins = self._read(self.session.read())
+        gradients = tuple(
+            built[self.cotangent[primal]] if wants and primal in self.cotangent else None
+            for primal, wants in zip(self.forward.inputs, needed, strict=True)
+        )
+        return gradients, origins
+
+    def _walk(self, cotangents: Sequence[Node | None]) -> None:
+        encoder = self.session.encoder
+        nodes = self.forward.nodes
+        encoder.add(nodes)
+        position = {node: i for i, node in enumerate(nodes)}
+        parts: dict[Node, list[tuple[int, int]]] = defaultdict(list)  # where it comes from, its handle
+        for i, (output, ct) in enumerate(zip(self.forward.outputs, cotangents, strict=True)):
+            if ct is not None and output in self.reached:
+                encoder.add([ct])
+                parts[output].append((len(nodes) + i, encoder.number[ct]))
+        for node in self.reached:  # last first
+            if parts[node]:
+                self.cotangent[node] = self._sum(node, [handle for _, handle in sorted(parts[node])])
+            if node in self.rows:
+                for i, handle in self._operands(node, self.rows[node]):
+                    parts[node.inputs[i]].append((position[node], handle))
+
+    def _sum(self, node: Node, handles: Sequence[int]) -> int:
+        """The sum of a value's cotangents, in the order in which the forward uses the value."""
+        total = handles[0]
+        for handle in handles[1:]:
+            total = self._put(
+                application(add, [f"(node {total})", f"(node {handle})"], []), node, node, "sum"
+            )
+        return total
+
+    def _operands(self, node: Node, row: Vjp) -> Iterable[tuple[int, int]]:
+        """The positions of operands that get a cotangent, each with the term that is its cotangent."""
+        if node.op is expand and node.inputs[0].type == node.type:
+            return [(0, self.cotangent[node])]
+        outputs = list(node) if isinstance(node.type, tuple) else [node]
+        encoder = self.session.encoder
+        encoder.add(outputs)
+        operands = [encoder.handle(i) for i in node.inputs]
+        if node.op.variadic:
+            operands = [f"(vec-of {' '.join(operands)})"]
+        values = [encoder.handle(o) for o in outputs]
+        values += [f"(node {self.cotangent[outputs[i]]})" for i in row.cts]
+        fixed = [*operands, *attr_literals(node), *values]
+        return [(i, self._term(node, row, i, fixed)) for i in gradient_operands(node, row, self.paths)]
+
+    def _term(self, node: Node, row: Vjp, index: int, fixed: Sequence[str]) -> int:
+        types = tuple(i.type for i in node.inputs)
+        attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
+        derived = [literal(f(types, attrs, index), kind) for kind, f in row.derived.values()]
+        text = f"({' '.join((vjp_constructor(row), str(index), *fixed, *derived))})"
+        return self._put(text, node.inputs[index], node, f"operand {index}")
+
+    def _put(self, text: str, like: Node, node: Node, what: str) -> int:
+        handle = self.session.encoder.put(text, like.tensor)
+        self.terms[handle] = node, what
+        return handle
+
+    def _read(self, contents: Contents) -> tuple[dict[int, Node], dict[Node, frozenset[str]]]:
+        """The node of every handle, built from what the rules made its class equal to."""
+        node_of = {contents.class_of[i]: node for node, i in self.session.encoder.number.items()}
+        built = {i: node for node, i in self.session.encoder.number.items()}
+        origins: dict[Node, frozenset[str]] = {}
+
+        def build(c: int, origin: frozenset[str]) -> Node:
+            if c not in node_of:
+                enode = contents.classes[c][0]
+                operands = tuple(build(i, origin) for i in enode.operands)
+                node_of[c] = Node.make(enode.op, operands, enode.attrs)
+                if origin:
+                    origins[node_of[c]] = origin
+            return node_of[c]
+
+        for handle, (node, what) in self.terms.items():  # operands come first, so `build` does not go deep
+            c = contents.class_of[handle]
+            origin = self.forward.origins.get(node, frozenset())
+            if c not in node_of and c not in contents.classes:
+                where = f" ({', '.join(sorted(origin))})" if origin else ""
+                raise NoGradientRule(
+                    f"no rule rewrote the derivative of {node.op.name}, {what}{where}: {node}"
+                )
+            built[handle] = build(c, frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin))
+        return built, origins
