@@ -11,6 +11,7 @@ from egcompile.ops import (
     cat,
     contract_rows,
     expand,
+    matmul,
     pad,
     permute,
     reshape,
@@ -19,8 +20,9 @@ from egcompile.ops import (
     transpose,
 )
 from egcompile.ops.term import AttrTerm, Pattern
-from egcompile.rules.patterns import has_rank
-from egcompile.rules.rule import DType, Equations, Int, Ints, Tensor, rule
+from egcompile.rules.attributes import last_size, leading, row
+from egcompile.rules.patterns import has_rank, is_vector, rows
+from egcompile.rules.rule import Condition, DType, Equations, Int, Ints, Tensor, rule
 
 # ---- identities, and two in a row ----
 
@@ -113,6 +115,12 @@ def _(a: Tensor, b: Tensor) -> Equations:
     return {transpose(contract_rows(a, b)): contract_rows(b, a)}
 
 
+def _keeps_rows(x: Pattern, w: Pattern, to: AttrTerm) -> list[Condition]:
+    """`x[*, K] w[K, N]` has the shape `to`."""
+    sizes = (last_size(shape(x)), (shape(w)[0],)), (last_size(to), (shape(w)[1],))
+    return [*sizes, (leading(shape(x)), leading(to))]
+
+
 # ---- casts among movement: on fewer elements, or after views ----
 
 
@@ -185,28 +193,67 @@ def _(x: Tensor, axis: Int, before: Int, after: Int) -> Equations:
     return {left: x}
 
 
-def _halves(a: Pattern, b: Pattern, axis: AttrTerm, swapped: bool) -> list[Pattern]:
-    """cat(a, b) as two terms of a sum: each part padded where the other stands."""
-    terms = [pad(a, axis, 0, shape(b)[axis], 1), pad(b, axis, shape(a)[axis], 0, 1)]
+def _neighbours(a: Pattern, b: Pattern, axis: Int, before: Int, after: Int, swapped: bool) -> list[Pattern]:
+    """pad(cat(a, b), before, after) as two terms of a sum: each part padded where the other stands."""
+    terms = [
+        pad(a, axis, before, after + shape(b)[axis], 1),
+        pad(b, axis, before + shape(a)[axis], after, 1),
+    ]
     return terms[::-1] if swapped else terms
 
+
+_PADDED = {**_PARTS, "before": 0, "after": 2}
 
 for _swap in (False, True):
     _suffix = "_swapped" if _swap else ""
 
-    @rule(f"movement/add_pads{_suffix}", _PARTS)
-    def _(a: Tensor, b: Tensor, axis: Int) -> Equations:
-        "pad(a, after) + pad(b, before)  ==>  cat(a, b)"
-        return {add(*_halves(a, b, axis, _swap)): cat(a, b, axis=axis)}
+    @rule(f"movement/add_pads{_suffix}", _PADDED)
+    def _(a: Tensor, b: Tensor, axis: Int, before: Int, after: Int) -> Equations:
+        "pad(a) + pad(b)  ==>  pad(cat(a, b)), for neighbours; three and more join one by one"
+        left = add(*_neighbours(a, b, axis, before, after, _swap))
+        return {left: pad(cat(a, b, axis=axis), axis, before, after, 1)}
 
-    @rule(f"movement/add_pads_to{_suffix}", {**_PARTS, "x": "f64[3,6]"})
-    def _(x: Tensor, a: Tensor, b: Tensor, axis: Int) -> Equations:
-        "(x + pad(a, after)) + pad(b, before)  ==>  x + cat(a, b): one of the pads is 0 in each place"
-        first, second = _halves(a, b, axis, _swap)
-        return {add(add(x, first), second): add(x, cat(a, b, axis=axis))}
+    @rule(f"movement/add_pads_to{_suffix}", {**_PADDED, "x": "f64[3,8]"})
+    def _(x: Tensor, a: Tensor, b: Tensor, axis: Int, before: Int, after: Int) -> Equations:
+        "(x + pad(a)) + pad(b)  ==>  x + pad(cat(a, b)): one of the pads is 0 in each place"
+        first, second = _neighbours(a, b, axis, before, after, _swap)
+        return {add(add(x, first), second): add(x, pad(cat(a, b, axis=axis), axis, before, after, 1))}
 
-    @rule(f"movement/add_pads_around{_suffix}", {**_PARTS, "x": "f64[3,6]"})
-    def _(x: Tensor, a: Tensor, b: Tensor, axis: Int) -> Equations:
-        "(pad(a, after) + x) + pad(b, before)  ==>  x + cat(a, b)"
-        first, second = _halves(a, b, axis, _swap)
-        return {add(add(first, x), second): add(x, cat(a, b, axis=axis))}
+    @rule(f"movement/add_pads_around{_suffix}", {**_PADDED, "x": "f64[3,8]"})
+    def _(x: Tensor, a: Tensor, b: Tensor, axis: Int, before: Int, after: Int) -> Equations:
+        "(pad(a) + x) + pad(b)  ==>  x + pad(cat(a, b))"
+        first, second = _neighbours(a, b, axis, before, after, _swap)
+        return {add(add(first, x), second): add(x, pad(cat(a, b, axis=axis), axis, before, after, 1))}
+
+
+@rule("movement/cat_cat", {**_PARTS, "c": "f64[3,1]"}, phase="both")
+def _(a: Tensor, b: Tensor, c: Tensor, axis: Int) -> Equations:
+    "cat(cat(a, b), c)  ==>  cat(a, b, c)"
+    return {cat(cat(a, b, axis=axis), c, axis=axis): cat(a, b, c, axis=axis)}
+
+
+@rule("movement/cat_cat_last", {**_PARTS, "c": "f64[3,1]"}, phase="both")
+def _(a: Tensor, b: Tensor, c: Tensor, axis: Int) -> Equations:
+    "cat(a, cat(b, c))  ==>  cat(a, b, c)"
+    return {cat(a, cat(b, c, axis=axis), axis=axis): cat(a, b, c, axis=axis)}
+
+
+# ---- a linear layer on flattened rows, as Hugging Face's Conv1D ----
+
+_FLAT = {"x": "f64[2,3,4]", "w": "f64[4,5]", "flat": (6, 4), "to": (2, 3, 5)}
+
+
+@rule("movement/linear_of_rows", _FLAT, phase="both")
+def _(x: Tensor, w: Tensor, flat: Ints, to: Ints) -> Equations:
+    "reshape(reshape(x[*, K], [M, K]) w, [*, N])  ==>  x w: the leading axes stay"
+    left = reshape(matmul(reshape(x, flat), w), to)
+    return {left: matmul(x, w)}, _keeps_rows(x, w, to)
+
+
+@rule("movement/linear_bias_of_rows", {**_FLAT, "b": "f64[5]"}, phase="both")
+def _(x: Tensor, w: Tensor, b: Tensor, flat: Ints, to: Ints) -> Equations:
+    "reshape(reshape(x[*, K], [M, K]) w + b, [*, N])  ==>  x w + b"
+    y = matmul(reshape(x, flat), w)
+    left = reshape(add(y, rows(b, y)), to)
+    bias = expand(reshape(b, row(to)), to)
+    return {left: add(matmul(x, w), bias)}, [*_keeps_rows(x, w, to), is_vector(b, y)]

@@ -154,5 +154,17 @@ def test_the_gradient_of_a_rotation_is_a_rotation() -> None:
     ct, a, b = _input("ct", 2, 6), _input("a", 2, 3), _input("b", 2, 3)
     halves = [ops.pad(a, axis=1, before=3, after=0, step=1), ops.pad(b, axis=1, before=0, after=3, step=1)]
     left = ops.add(ops.add(ct, halves[0]), halves[1])
-    rules = [name for name in RULES if name.startswith("movement/add_pads")]
+    rules = ["movement/pad_nothing", *(name for name in RULES if name.startswith("movement/add_pads"))]
     assert proves(rules, left, ops.add(ct, ops.cat(b, a, axis=1)))
+
+
+def test_the_gradient_of_a_split_is_a_cat() -> None:
+    """pad(q) + pad(k) + pad(v), as the thirds of one projection come back."""
+    q, k, v = (_input(name, 2, n) for name, n in (("q", 2), ("k", 3), ("v", 4)))
+    pads = [
+        ops.pad(x, axis=1, before=before, after=9 - before - x.shape[1], step=1)
+        for x, before in ((q, 0), (k, 2), (v, 5))
+    ]
+    left = ops.add(ops.add(pads[0], pads[1]), pads[2])
+    rules = ["movement/pad_nothing", "movement/add_pads", "movement/cat_cat"]
+    assert proves(rules, left, ops.cat(q, k, v, axis=1))
