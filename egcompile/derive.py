@@ -12,17 +12,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from egcompile.differentiable import carries_gradient, gradient_operands, row_of, with_derivatives
-from egcompile.errors import NoGradientRule, TypeMismatch
+from egcompile.errors import NoGradientRule
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.node import Node
-from egcompile.ir.types import TensorType
 from egcompile.language.encode import application, attr_literals, literal
 from egcompile.language.render import vjp_constructor, vjp_declaration, vjp_ops, vjp_rules
 from egcompile.language.session import RULESET, Contents, Session
 from egcompile.ops.core import input
 from egcompile.ops.movement import expand
-from egcompile.ops.opdef import Kind
 from egcompile.ops.pointwise import add, stop_gradient
 from egcompile.recognize import recognize
 from egcompile.rules import RULES
@@ -157,9 +155,8 @@ class _Backward:
         """The sum of a value's cotangents, in the order in which the forward uses the value."""
         total = handles[0]
         for handle in handles[1:]:
-            total = self._put(
-                application(add, [f"(node {total})", f"(node {handle})"], []), node, node, "sum"
-            )
+            text = application(add, (f"(node {total})", f"(node {handle})"), ())
+            total = self._put(text, node, node, "sum")
         return total
 
     def _operands(self, node: Node, row: Vjp) -> Iterable[tuple[int, int]]:

@@ -6,7 +6,7 @@ An op without a row in `VJPS` for the cotangents that reach it is replaced by it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import egcompile.rules.backward  # noqa: F401  its rows fill VJPS
 from egcompile.errors import NoGradientRule

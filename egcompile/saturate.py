@@ -59,7 +59,7 @@ def saturate(
     joint: Joint,
     *,
     exactness: Collection[Exactness] = ("exact", "reassociating"),
-    limits: Limits = Limits(),  # noqa: B008  it is immutable
+    limits: Limits = Limits(),
     rules: Mapping[str, Rule] = RULES,
 ) -> tuple[EGraph, Report]:
     """The joint graph and everything that the rules make equal to its parts.

@@ -51,10 +51,8 @@ def declarations(ops: Iterable[OpDef]) -> list[str]:
 
 
 def _declaration(op: OpDef) -> str:
-    if op.variadic:
-        operands = ["TVec"]
-    else:
-        operands = ["Tuple" if op.name == "out" else "Tensor"] * len(op.operands)
+    each = "Tuple" if op.name == "out" else "Tensor"
+    operands = ["TVec"] if op.variadic else [each] * len(op.operands)
     sorts = " ".join([*operands, *(SORTS[kind] for kind in op.attrs.values())])
     return f"(constructor {constructor(op)} ({sorts}) {result_sort(op)})"
 

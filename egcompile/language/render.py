@@ -1,7 +1,7 @@
 """Rules as egglog text: one `(rule ...)` each, whatever the number of its equations.
 
-A rule's variables get a `?`, and its terms become `%0`, `%1`, ...; computed attributes are all bound in the body, so
-that a rule whose attribute has no value does not match, instead of failing half done.
+A rule's variables get a `?`, and its terms become `%0`, `%1`, ...; computed attributes are all bound in the
+body, so that a rule whose attribute has no value does not match, instead of failing half done.
 
     (rule ((= %0 (Add ?x ?r)) (= %1 (Rms_norm %0 ?w ?eps ?first)) (= %2 (Out %1 0)))
           ((let %3 (Add_rms_norm ?x ?r ?w ?eps ?first)) (let %4 (Out %3 0)) (union %0 %4)
@@ -43,7 +43,8 @@ def vjp_declaration(vjp: Vjp) -> str:
     attrs = [SORTS[kind] for kind in vjp.op.attrs.values()]
     values = ["Tensor"] * (len(vjp.outputs) + len(vjp.cts))
     derived = [SORTS[kind] for kind, _ in vjp.derived.values()]
-    return f"(constructor {vjp_constructor(vjp)} ({' '.join(['i64', *operands, *attrs, *values, *derived])}) Tensor)"
+    sorts = " ".join(("i64", *operands, *attrs, *values, *derived))
+    return f"(constructor {vjp_constructor(vjp)} ({sorts}) Tensor)"
 
 
 def vjp_rules(vjp: Vjp, ruleset: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The type of every class of an e-graph, by the ops' own type rules, bottom up; and that all e-nodes agree."""
+"""The type of every class of an e-graph, by the ops' own type rules, bottom up; all e-nodes must agree."""
 
 from __future__ import annotations
 
