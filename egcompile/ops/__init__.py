@@ -1,5 +1,6 @@
 """The ops: one declaration each, in a registry that drives the e-graph, the kernels and the tests."""
 
+from egcompile.ir.types import TensorType, accumulate_dtype
 from egcompile.ops.activation import (
     ACTIVATIONS,
     gelu,

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from egcompile.ir.types import accumulate_dtype
+from egcompile.ops import accumulate_dtype
 from egcompile.ops.term import AttrFunction
 
 Shape = tuple[int, ...]

@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from egcompile.ir.types import TensorType
 from egcompile.ops import (
     ACTIVATIONS,
+    TensorType,
     abs,
     add,
     add_rms_norm,
