@@ -38,7 +38,10 @@ def recognize(
         return graph
     session = session_with(nodes, found)
     for _ in range(ITERATIONS):
-        if not session.run():
+        if session.run():
+            continue
+        contents = session.read()  # at rest, but rules may wait for the types of what rules have built
+        if not session.add_types(contents, *infer_types(contents.classes, session.blame)):
             break
     return _rebuild(graph, nodes, session)
 

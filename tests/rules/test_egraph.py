@@ -11,6 +11,7 @@ import torch
 from egcompile import ops
 from egcompile.ir import Node, topological
 from egcompile.language.session import Session
+from egcompile.language.types import infer_types
 from egcompile.ops.opdef import REGISTRY
 from egcompile.rules import RULES, Rule
 
@@ -27,7 +28,8 @@ class Proof:
         self._session.load(topological(nodes))
         for _ in range(rounds):
             self._session.run()
-            self._session.read()
+            contents = self._session.read()
+            self._session.add_types(contents, *infer_types(contents.classes, self._session.blame))
         self.matches = sum(self._session.matches.values())
 
     def equal(self, a: Node, b: Node) -> bool:
