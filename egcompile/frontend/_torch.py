@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -12,7 +14,12 @@ import torch
 from torch import fx, nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.exported_program import (
     _override_composite_implicit_decomp,
@@ -25,13 +32,28 @@ from egcompile.errors import TraceError
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
-DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
+_DATA_DEPENDENT = (
     GuardOnDataDependentSymNode,
-    torch._subclasses.fake_tensor.DataDependentOutputException,
-    torch._subclasses.fake_tensor.DynamicOutputShapeException,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
 )
 
 TreeSpec = pytree.TreeSpec
+
+_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def trace_error(tool: str, error: Exception) -> TraceError:
+    """What an exception inside of torch's tracing means to the one who called."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    place = _USER_CODE.findall(str(error))
+    where = f", at {os.path.basename(place[-1][0])}:{place[-1][1]}" if place else ""
+    if isinstance(error, _DATA_DEPENDENT):
+        return TraceError(
+            "the model's control flow, a shape or a Python number depends on the data of a tensor: "
+            f"compute it with tensor ops such as torch.where, or leave that part out ({line}){where}"
+        )
+    return TraceError(f"{tool} failed: {type(error).__name__}: {line}{where}")
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
@@ -119,6 +141,11 @@ def _static(mode: FakeTensorMode, x: Any) -> Any:
 def static_number(x: Any) -> Any:
     """The example's value of a symbolic number, without a guard on it; other values as they are."""
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+
+def is_wrapped_number(node: Any) -> bool:
+    """Whether a placeholder is a Python float that Dynamo passes as a 0-d tensor, since it has changed."""
+    return isinstance(node, fx.Node) and getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
 
 
 def source_name(placeholder: fx.Node) -> str:

@@ -64,12 +64,13 @@ def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported
     the code does: a custom autograd.Function, or an argument that requires grad and is changed in place.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    _refuse_custom_gradients(gm)
+    _refuse_lost_gradients(gm)
     if any(True for _ in gm.parameters()):
         raise TraceError(
             "the captured graph owns parameters; set torch._dynamo.config.inline_inbuilt_nn_modules"
         )
     plain = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    _wrapped_numbers_stay_tensors(plain)
     detach_no_grad_values(plain)
     functional, signature = _trace(plain, example_inputs)
     tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, Tensor)]
@@ -78,6 +79,7 @@ def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported
     for i, name in zip(tensors, names, strict=True):
         bindings[i] = name
     imported = import_fx(functional, bindings)
+    _verify_outputs(plain, functional)
     mutated = _mutated(functional, signature, imported)
     _refuse_gradients_of(mutated, placeholders, example_inputs)
     return Imported(
@@ -85,7 +87,7 @@ def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported
         input_indices=tuple(tensors),
         constants=imported.constants,
         numbers=tuple((i, b.value) for i, b in enumerate(bindings) if isinstance(b, Constant)),
-        outputs=_outputs(imported, tensors)[len(mutated) :],
+        outputs=_outputs(plain, imported.outputs[len(mutated) :]),
         mutated=mutated,
         requires_grad=(
             *(example_inputs[i].requires_grad for i in tensors),
@@ -94,21 +96,36 @@ def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported
     )
 
 
+def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
+    """`x * item(s)`  -->  `x * s`, for a float `s` that Dynamo passes as a 0-d tensor."""
+    for node in gm.graph.find_nodes(op="call_method", target="item"):
+        if _torch.is_wrapped_number(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+
+
 def _trace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[fx.GraphModule, Any]:
     try:
         return _torch.aot_forward(gm, example_inputs, TABLE.keys())
     except EgcompileError:
         raise
     except Exception as error:
-        raise TraceError(f"AOTAutograd failed: {type(error).__name__}: {error}") from error
+        raise _torch.trace_error("AOTAutograd", error) from error
 
 
-def _refuse_custom_gradients(gm: fx.GraphModule) -> None:
-    """AOTAutograd would trace the forward of a custom Function and forget its backward."""
+_REFUSED = {
+    "autograd_function_apply": "a custom autograd.Function",
+    "register_hook": "a hook on a tensor",
+    "inference_mode": "torch.inference_mode",
+}
+"""Calls whose effect on gradients AOTAutograd's forward graph would forget."""
+
+
+def _refuse_lost_gradients(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
-        if "autograd_function_apply" in str(node.target):
-            place = origin_of(node.meta) or node.name
-            raise TraceError(f"a custom autograd.Function cannot be compiled yet, at {place}")
+        for call, what in _REFUSED.items():
+            if call in str(node.target) and node.op == "call_function":
+                raise TraceError(f"{what} cannot be compiled, at {origin_of(node.meta) or node.name}")
 
 
 def _input_name(placeholder: fx.Node) -> str:
@@ -136,11 +153,32 @@ def _refuse_gradients_of(
             raise TraceError(f"{name} requires grad and is changed in place; clone it first")
 
 
-def _outputs(imported: FxGraph, tensors: Sequence[int]) -> tuple[int | Argument | Constant, ...]:
-    """The outputs, those that are an argument itself marked so."""
-    inputs = imported.graph.inputs
-    argument = {node: Argument(i) for node, i in zip(inputs, tensors, strict=False)}
+def _outputs(gm: fx.GraphModule, slots: Sequence[int | Constant]) -> tuple[int | Argument | Constant, ...]:
+    """The outputs, those that are an argument itself (after a change in place, say) marked so."""
+    placeholders = {id(_example(n)): i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
     return tuple(
-        slot if isinstance(slot, Constant) else argument.get(imported.graph.outputs[slot], slot)
-        for slot in imported.outputs
+        Argument(placeholders[id(_example(node))])
+        if isinstance(node, fx.Node) and id(_example(node)) in placeholders and isinstance(slot, int)
+        else slot
+        for node, slot in zip(_returned(gm), slots, strict=True)
     )
+
+
+def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> None:
+    """A float that became a tensor could change a dtype, since it promotes unlike a Python number."""
+    returned, computed = _returned(captured), _returned(functional)
+    for node, result in zip(returned, computed[len(computed) - len(returned) :], strict=True):
+        wanted, found = (_example(n) if isinstance(n, fx.Node) else None for n in (node, result))
+        if isinstance(wanted, Tensor) and isinstance(found, Tensor) and wanted.dtype != found.dtype:
+            raise TraceError(
+                f"output {node} came out as {found.dtype}, not {wanted.dtype}: a Python float that changes "
+                "between calls meets integer tensors; pass it as a tensor"
+            )
+
+
+def _returned(gm: fx.GraphModule) -> list[Any]:
+    return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))

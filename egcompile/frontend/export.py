@@ -189,17 +189,8 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return _torch.decompose(program, TABLE.keys())
     except EgcompileError:
         raise
-    except _torch.DATA_DEPENDENT_ERRORS as error:
-        raise TraceError(
-            "the model's control flow, a shape or a Python number depends on the data of a tensor: "
-            f"compute it with tensor ops (torch.where), or trace that part by itself ({_first_line(error)})"
-        ) from error
     except Exception as error:
-        raise TraceError(f"torch.export failed: {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+        raise _torch.trace_error("torch.export", error) from error
 
 
 def _refuse_mutation(program: ExportedProgram) -> None:
