@@ -15,8 +15,9 @@ def naive_schedule(joint: Joint) -> Schedule:
     names = {node: f"v{i}" for i, node in enumerate(topological((*joint.primals, *joint.graph.outputs)))}
     names |= {node: node.attr("name") for node in joint.graph.inputs}
     done = set(forward) | set(joint.primals)
-    later = [n for n in topological([g for g in joint.gradients if g is not None]) if n not in done]
-    reads = {i for node in later for i in node.inputs} | {g for g in joint.gradients if g is not None}
+    roots = [g for g in joint.gradients if g is not None]
+    later = [n for n in topological(roots) if n not in done and not isinstance(n.type, tuple)]
+    reads = {i for node in later for i in _called(node).inputs} | set(roots)
     saved = [n for n in done if n in reads]
     extra = [n for n in saved if n not in joint.primals and n not in joint.outputs]
     first = _program("forward", joint.primals, [*joint.outputs, *extra], forward, names)
@@ -42,6 +43,11 @@ def _program(
         names[n]: Buffer.contiguous(n.tensor) for n in [*inputs, *nodes] if not isinstance(n.type, tuple)
     }
     return Program(name, tuple(names[i] for i in inputs), tuple(returned), tuple(steps), buffers)
+
+
+def _called(node: Node) -> Node:
+    """The node whose op computes `node`: of a projection, its tuple."""
+    return node.inputs[0] if node.op.kind is Kind.PROJECTION else node
 
 
 def _steps(node: Node, names: dict[Node, str]) -> Iterator[Step]:

@@ -1,0 +1,137 @@
+"""The torch.compile backend: what Dynamo captures becomes a plan for each set of sizes that it meets."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from egcompile.config import disabled, logger
+from egcompile.frontend.dynamo import Argument, Imported, import_dynamo
+from egcompile.frontend.importer import Constant
+from egcompile.ir.types import TensorType
+from egcompile.pipeline import MODES
+from egcompile.plan import Plan
+from egcompile.target import Target
+
+PLANS = 64
+"""Plans that a captured graph with open sizes keeps; the least recently used goes first."""
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Sequence[Any]]:
+    """`torch.compile(model, backend="egcompile", mode=..., options={"target": ...})`.
+
+    `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
+    default the device of the inputs. Raises ValueError for other modes or options, and the errors of the
+    frontend and the pipeline.
+    """
+    if disabled():
+        return gm.forward
+    chosen = "exact" if mode in (None, "default") else str(mode)
+    unknown = set(options or ()) - {"target"}
+    if chosen not in MODES or unknown:
+        raise ValueError(f"modes are {', '.join(MODES)} and the option is target; got {mode!r}, {options!r}")
+    compiler = _Compiler(gm, chosen, (options or {}).get("target"))
+    if not any(map(_is_symbolic, example_inputs)):
+        return compiler.specialize(example_inputs)
+    return _Specializing(compiler)
+
+
+@dataclass(frozen=True, eq=False)
+class _Compiler:
+    gm: fx.GraphModule
+    mode: str
+    target: str | None
+
+    def specialize(self, args: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+        """A callable for arguments of these sizes and numbers."""
+        imported = import_dynamo(self.gm, args)
+        tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        plan = Plan(
+            imported.graph,
+            Target.parse(self.target) if self.target else Target.of(device),
+            self.mode,
+            needed=imported.requires_grad,
+            strides=[x.stride() for x in tensors],
+        )
+        return _Call(imported, plan)
+
+
+class _Call:
+    """Runs a plan with the captured graph's calling convention."""
+
+    def __init__(self, imported: Imported, plan: Plan) -> None:
+        self.imported = imported
+        self.plan = plan
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        imported = self.imported
+        values = self.plan.run([*[args[i] for i in imported.input_indices], *imported.constants])
+        for index, position in imported.mutated:
+            args[index].copy_(values[position])
+        results: list[Any] = []
+        for output in imported.outputs:
+            match output:
+                case int():
+                    results.append(values[output])
+                case Argument():
+                    results.append(args[output.index])
+                case Constant():
+                    results.append(output.value)
+        return results
+
+
+class _Specializing:
+    """One plan for each set of sizes and numbers met in a graph whose sizes Dynamo keeps open."""
+
+    def __init__(self, compiler: _Compiler) -> None:
+        self.compiler = compiler
+        self.calls: OrderedDict[tuple[Any, ...], Callable[..., Sequence[Any]]] = OrderedDict()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        key = tuple([_key(x) for x in args])
+        call = self.calls.get(key)
+        if call is None:
+            if self.calls:
+                logger("kernels").debug("recompiling: %s", _difference(next(reversed(self.calls)), key))
+            if len(self.calls) == PLANS:
+                self.calls.popitem(last=False)
+            call = self.calls[key] = self.compiler.specialize(args)
+        self.calls.move_to_end(key)
+        return call(*args)
+
+
+def _key(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    return argument
+
+
+def _difference(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
+    """What a recompilation is for: the first arguments that differ from those of the last."""
+    changed = [(i, a, b) for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    return ", ".join(f"argument {i} is {_text(b)}, was {_text(a)}" for i, a, b in changed[:3])
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, tuple):
+        shape, strides, dtype = key
+        return f"{TensorType(tuple(shape), dtype)} with strides {tuple(strides)}"
+    return repr(key)
+
+
+def _is_symbolic(argument: Any) -> bool:
+    if isinstance(argument, Tensor):
+        return not all(isinstance(n, int) for n in (*argument.shape, *argument.stride()))
+    return not isinstance(argument, (int, float, bool, str, type(None)))

@@ -1,0 +1,95 @@
+"""The stages in a row: from a forward graph to everything that was decided about it, source included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
+
+from egcompile.codegen import KernelSource, generate
+from egcompile.config import checking, logger
+from egcompile.derive import derive
+from egcompile.extract import Extraction, extract
+from egcompile.ir.graph import Graph
+from egcompile.ir.joint import Joint
+from egcompile.ir.verify import verify_joint
+from egcompile.runtime.source import render
+from egcompile.saturate import Report, saturate
+from egcompile.schedule import Schedule, schedule
+from egcompile.schedule.kernel import Kernel, Launch
+from egcompile.target import Target
+
+Mode = Literal["exact", "greedy", "unfused"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""How a plan is extracted: proven cheapest, or, to compare with, the two that others use."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """What each stage decided. `derived` is the joint graph before rewriting; `seconds` is by stage."""
+
+    target: Target
+    derived: Joint
+    report: Report
+    extraction: Extraction
+    schedule: Schedule
+    kernels: tuple[Kernel, ...]
+    texts: tuple[KernelSource, ...]
+    source: str
+    seconds: dict[str, float]
+
+
+def compile_graph(
+    graph: Graph,
+    target: Target,
+    mode: Mode,
+    needed: Sequence[bool],
+    cotangents: Sequence[bool],
+    strides: Mapping[str, tuple[int, ...]],
+) -> Compiled:
+    """Compiles `graph` for gradients of the inputs `needed`, from cotangents of the outputs `cotangents`.
+
+    `strides` has those of the inputs that are not row-major, by name. Raises NoGradientRule and
+    ExtractionError.
+    """
+    seconds: dict[str, float] = {}
+
+    def timed(stage: str, run: Callable[[], Result]) -> Result:
+        start = time.perf_counter()
+        result = run()
+        seconds[stage] = time.perf_counter() - start
+        logger("passes").debug("%s: %.3f s", stage, seconds[stage])
+        return result
+
+    derived = timed("derive", lambda: derive(graph, needed, cotangents))
+    _check(derived, "derive")
+    egraph, report = timed("saturate", lambda: saturate(derived))
+    extraction = timed("extract", lambda: extract(egraph, target, mode=mode))
+    _check(extraction.joint, "extract")
+    scheduled = timed("schedule", lambda: schedule(extraction, target))
+    kernels = _kernels(scheduled)
+    texts: tuple[KernelSource, ...] = ()
+    if target.kind != "cpu":
+        texts = timed("codegen", lambda: tuple(generate(kernel, target) for kernel in kernels))
+    source = timed("render", lambda: render(scheduled, {t.name: t.text for t in texts}, target))
+    logger("graphs").debug("before:\n%s\nafter:\n%s", derived.graph, extraction.joint.graph)
+    logger("source").debug("%s", source)
+    return Compiled(target, derived, report, extraction, scheduled, kernels, texts, source, seconds)
+
+
+def _check(joint: Joint, stage: str) -> None:
+    if checking():
+        verify_joint(joint, stage)
+
+
+def _kernels(scheduled: Schedule) -> tuple[Kernel, ...]:
+    """Each kernel that is launched, once, in order."""
+    kernels: dict[str, Kernel] = {}
+    for program in (scheduled.forward, scheduled.backward):
+        for step in program.steps if program else ():
+            if isinstance(step, Launch):
+                kernels[step.kernel.name] = step.kernel
+    return tuple(kernels.values())

@@ -1,0 +1,284 @@
+"""A plan: a graph compiled for a target, callable on tensors, open to inspection."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from egcompile.config import logger
+from egcompile.derive import derive
+from egcompile.differentiable import dependent
+from egcompile.errors import TypeMismatch
+from egcompile.explain import explain
+from egcompile.ir.graph import Graph
+from egcompile.ir.joint import Joint
+from egcompile.ir.node import Node, topological
+from egcompile.ir.types import TensorType
+from egcompile.ir.verify import verify
+from egcompile.pipeline import Compiled, compile_graph
+from egcompile.runtime.aten import laid_out
+from egcompile.runtime.bridge import Executable, Gradients, Mask, Vjp, run
+from egcompile.runtime.loader import load
+from egcompile.schedule.kernel import Buffer, contiguous_strides
+from egcompile.target import Target
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class PlanKernel:
+    """A kernel of a plan: its source (empty on a CPU, which runs ATen), and the model's places it is from."""
+
+    name: str
+    source: str
+    origin: tuple[str, ...]
+
+
+class Plan:
+    """A graph compiled for `target`. Call it on tensors in the order of the graph's inputs.
+
+    It runs under autograd, to any order. A plan is compiled once for each set of inputs that want gradients
+    and each set of outputs that get cotangents, when first met; `needed` says which of them `source`,
+    `kernels` and the other views show.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        mode: str = "exact",
+        needed: Sequence[bool] | None = None,
+        strides: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory."""
+        self.graph = verify(graph)
+        self.target = target
+        self.mode = mode
+        types = [node.tensor for node in graph.inputs]
+        self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
+        strides = strides or [contiguous_strides(t.shape) for t in types]
+        self.inputs = tuple(Buffer(t, s) for t, s in zip(types, strides, strict=True))
+        self._names = [str(node.attr("name")) for node in graph.inputs]
+        self._foreseen: dict[Mask, Mask] = {}
+        self._compiled: dict[tuple[Mask, Mask], Compiled] = {}
+        self._executables: dict[Mask, Executable] = {}
+        self._vjps: dict[tuple[Mask, Mask], VjpPlan] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name}: {b.type}" for name, b in zip(self._names, self.inputs, strict=True))
+        return f"<plan for {self.target.name} of {len(self.graph.nodes)} nodes ({inputs})>"
+
+    # ---- running ----
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The outputs: one tensor, or a tuple of several.
+
+        Raises TypeMismatch for other shapes, dtypes or devices. An input that lies otherwise in memory than
+        the plan expects is copied.
+        """
+        outputs = self.run(self.accept(inputs))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, from inputs known to be as `accept` makes them."""
+        if torch.is_grad_enabled():
+            needed = tuple([x.requires_grad for x in inputs])
+        else:
+            needed = (False,) * len(inputs)
+        executable = self._executables.get(needed) or self._executable(needed)
+        return run(executable, inputs)
+
+    def accept(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The inputs as the plan expects them; raises TypeMismatch where they cannot be."""
+        if len(inputs) != len(self.inputs):
+            raise TypeMismatch(f"the plan takes {len(self.inputs)} inputs, {self._names}, got {len(inputs)}")
+        device = inputs[0].device if inputs else None
+        accepted = []
+        for x, buffer, name in zip(inputs, self.inputs, self._names, strict=True):
+            if x.shape != buffer.type.shape or x.dtype != buffer.type.dtype or x.device != device:
+                found = f"{TensorType.of(x)} on {x.device}"
+                raise TypeMismatch(f"{name}: the plan takes {buffer.type} on {device}, got {found}")
+            accepted.append(x if x.stride() == buffer.strides else laid_out(x, buffer.strides))
+        if device is not None and device.type != self.target.kind and not _interpreted(device):
+            raise TypeMismatch(f"{self._names[0]} is on {device}; the plan is for {self.target.name}")
+        return accepted
+
+    # ---- compiling ----
+    def compiled(self, needed: Mask | None = None, cotangents: Mask | None = None) -> Compiled:
+        """What was decided for these gradients and cotangents; those that the plan shows if None."""
+        needed = self.needed if needed is None else needed
+        key = needed, self._foresee(needed) if cotangents is None else cotangents
+        with self._lock:
+            if key not in self._compiled:
+                strides = {n: b.strides for n, b in zip(self._names, self.inputs) if not b.is_contiguous}
+                self._compiled[key] = compile_graph(self.graph, self.target, self.mode, *key, strides)
+            return self._compiled[key]
+
+    def vjp(self, cotangents: Mask, needed: Mask) -> Vjp:
+        """The gradients of the inputs `needed`, given cotangents of the outputs `cotangents`.
+
+        Its plan reads inputs and cotangents and no saved value, so that it can be differentiated again.
+        It is derived when first asked for.
+        """
+        with self._lock:
+            if (cotangents, needed) not in self._vjps:
+                self._vjps[cotangents, needed] = VjpPlan(self, derive(self.graph, needed, cotangents))
+            return self._vjps[cotangents, needed]
+
+    def _foresee(self, needed: Mask) -> Mask:
+        """Which outputs will get cotangents: the losses, if there are any, or all that depend on `needed`.
+
+        A model that returns its logits beside its loss has no cotangent for them, and one of zeros would
+        cost as much as the loss. If the guess is wrong, the gradients come by `vjp`, and the next call uses
+        a plan that is right.
+        """
+        if needed not in self._foreseen:
+            flows = _differentiable(self.graph, needed)
+            losses = tuple(
+                flow and y.tensor.numel == 1 for flow, y in zip(flows, self.graph.outputs, strict=True)
+            )
+            self._foreseen[needed] = losses if any(losses) else flows
+        return self._foreseen[needed]
+
+    def _mispredicted(self, needed: Mask, cotangents: Mask) -> None:
+        with self._lock:
+            if self._foreseen[needed] != cotangents:
+                names = [n for n, present in zip(self.graph.output_names, cotangents, strict=True) if present]
+                logger("kernels").debug("recompiling: the outputs with cotangents are %s", ", ".join(names))
+                self._foreseen[needed] = cotangents
+                self._executables.pop(needed, None)
+
+    def _executable(self, needed: Mask) -> Executable:
+        with self._lock:
+            self._executables[needed] = self._load(self.compiled(needed), needed)
+            return self._executables[needed]
+
+    def _load(self, compiled: Compiled, needed: Mask) -> Executable:
+        module = load(compiled.source)
+        forward, backward = compiled.schedule.forward, compiled.schedule.backward
+        outputs = tuple(node.tensor for node in self.graph.outputs)
+        if backward is None:
+            return Executable(module.forward, None, outputs)
+        position: dict[str | None, int] = {}
+        for i, name in enumerate((*forward.inputs, *forward.outputs)):
+            position.setdefault(name, i)
+        saved = compiled.schedule.saved
+        lies = iter([backward.buffers[name] for name in backward.inputs[len(saved) :]])
+        flows = _differentiable(self.graph, needed)
+        return Executable(
+            module.forward,
+            module.backward,
+            outputs,
+            saved=tuple(position[name] for name in saved),
+            kept=_kept(compiled.derived),
+            constant=tuple(i for i, flow in enumerate(flows) if not flow),
+            cotangents=tuple(None if ct is None else next(lies) for ct in compiled.derived.cotangents),
+            vjp=self.vjp,
+            mispredicted=functools.partial(self._mispredicted, needed),
+        )
+
+    # ---- looking ----
+    @property
+    def joint(self) -> Joint:
+        """The forward and backward in one graph, as optimized."""
+        return self.compiled().extraction.joint
+
+    @property
+    def forward(self) -> Graph:
+        """The outputs from the inputs, as optimized."""
+        return Graph(
+            self.joint.primals, self.joint.outputs, self.graph.output_names, self.joint.graph.origins
+        )
+
+    @property
+    def backward(self) -> Graph:
+        """The gradients from the inputs and cotangents, as optimized; what is saved shows in `source`."""
+        pairs = [
+            (f"d_{n}", g) for n, g in zip(self._names, self.joint.gradients, strict=True) if g is not None
+        ]
+        names, gradients = tuple(n for n, _ in pairs), tuple(g for _, g in pairs)
+        return Graph(self.joint.graph.inputs, gradients, names, self.joint.graph.origins)
+
+    @property
+    def source(self) -> str:
+        """Runnable Python: the kernels, then `forward` and `backward` as straight lines."""
+        return self.compiled().source
+
+    @property
+    def kernels(self) -> tuple[PlanKernel, ...]:
+        compiled = self.compiled()
+        texts = {text.name: text.text for text in compiled.texts}
+        return tuple(PlanKernel(k.name, texts.get(k.name, ""), _origin(k.body)) for k in compiled.kernels)
+
+    def diff(self) -> str:
+        """The joint graph before and after optimization, as a unified diff of their texts."""
+        compiled = self.compiled()
+        before, after = str(compiled.derived.graph), str(compiled.extraction.joint.graph)
+        lines = difflib.unified_diff(
+            before.splitlines(), after.splitlines(), "derived", "optimized", lineterm=""
+        )
+        return "\n".join(lines)
+
+    def explain(self) -> str:
+        """What was recognized, which rules fired, what was fused and what was not, and what it costs."""
+        return explain(self.compiled())
+
+
+class VjpPlan:
+    """A plan's gradients as a function of its inputs and cotangents: a `Plan` of the derived backward."""
+
+    def __init__(self, of: Plan, derived: Joint) -> None:
+        self._gradients = derived.gradients
+        outputs = tuple(g for g in derived.gradients if g is not None)
+        self._read = _reached(outputs, derived.primals)
+        cotangents = [ct for ct in derived.cotangents if ct is not None]
+        inputs = (*(derived.primals[i] for i in self._read), *cotangents)
+        strides = [of.inputs[i].strides for i in self._read] + [
+            contiguous_strides(ct.shape) for ct in cotangents
+        ]
+        names = tuple(
+            f"d_{p.attr('name')}" for p, g in zip(derived.primals, derived.gradients) if g is not None
+        )
+        self.plan = Plan(
+            Graph(inputs, outputs, names, derived.graph.origins), of.target, of.mode, strides=strides
+        )
+
+    def __call__(self, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Gradients:
+        """One gradient an input of the first plan, None where none flows; inputs not read may be None."""
+        values = [*(inputs[i] for i in self._read), *(ct for ct in cotangents if ct is not None)]
+        results = iter(self.plan.run(self.plan.accept([v for v in values if v is not None])))
+        return tuple(None if g is None else next(results) for g in self._gradients)
+
+
+def _differentiable(graph: Graph, needed: Sequence[bool]) -> Mask:
+    """Which outputs have a gradient with respect to an input in `needed`."""
+    sources = [node for node, need in zip(graph.inputs, needed, strict=True) if need]
+    found = dependent(graph.nodes, sources)
+    return tuple(node in found for node in graph.outputs)
+
+
+def _kept(derived: Joint) -> tuple[int, ...]:
+    """The inputs that a vjp may read: for these gradients, and for outputs without a cotangent here."""
+    roots = [g for g in derived.gradients if g is not None]
+    roots += [y for y, ct in zip(derived.outputs, derived.cotangents, strict=True) if ct is None]
+    return _reached(roots, derived.primals)
+
+
+def _reached(roots: Iterable[Node], inputs: Sequence[Node]) -> tuple[int, ...]:
+    nodes = set(topological(roots))
+    return tuple(i for i, node in enumerate(inputs) if node in nodes)
+
+
+def _origin(body: Graph) -> tuple[str, ...]:
+    return tuple(sorted(frozenset().union(*body.origins.values())))
+
+
+def _interpreted(device: torch.device) -> bool:
+    """Whether a GPU's kernels run on this device all the same, in Triton's interpreter."""
+    return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
