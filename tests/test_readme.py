@@ -63,3 +63,13 @@ def test_files_that_the_pages_name_exist() -> None:
             r"`((?:egcompile|tests|examples|benchmarks|docs)/[\w./]+\.\w+)`", page.read_text()
         ):
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_code_in_contributing_is_the_code() -> None:
+    """Each Python block of CONTRIBUTING stands, word for word, in the file that is named last before it."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    blocks = list(re.finditer(r"```python\n(.*?)```", page, re.DOTALL))
+    assert blocks
+    for block in blocks:
+        *_, path = re.findall(r"`((?:egcompile|tests)/[\w./]+\.py)`", page[: block.start()])
+        assert block[1] in (ROOT / path).read_text(), f"{path} does not hold\n{block[1]}"
