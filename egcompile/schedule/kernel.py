@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from egcompile.ir.buffer import Buffer, contiguous_strides
 from egcompile.ir.graph import Graph
-from egcompile.ir.types import TensorType
 
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor in memory: its type, and its strides in elements. `offset` is that of a view in its base."""
-
-    type: TensorType
-    strides: tuple[int, ...]
-    offset: int = 0
-
-    @staticmethod
-    def contiguous(type: TensorType) -> Buffer:
-        return Buffer(type, contiguous_strides(type.shape))
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+__all__ = [
+    "Buffer",
+    "Call",
+    "Free",
+    "Kernel",
+    "Launch",
+    "Program",
+    "Schedule",
+    "Step",
+    "View",
+    "contiguous_strides",
+]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,206 @@
+"""Two plans that need no solver: every op a kernel, and what a greedy choice would give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from egcompile.extract.candidates import Candidate, Edge, Kernels
+from egcompile.extract.choices import Choices
+from egcompile.extract.cost import Costs
+from egcompile.extract.facts import Facts
+from egcompile.extract.fusible import LOOPS, OWNERS, Role
+from egcompile.extract.plan import Plan, PlannedKernel
+from egcompile.extract.program import Program, Variables
+
+
+def unfused(table: Choices, known: Facts) -> Plan:
+    """Each op as the joint graph has it, in a kernel of its own; views and constants stay free."""
+    pick = [n if n is not None else nodes[0] for n, nodes in zip(table.original, table.nodes)]
+    kernels = Kernels(table, known)
+
+    def alone(n: int) -> PlannedKernel:
+        kernel = PlannedKernel(table.owner[n], n)
+        if table.role(n) in LOOPS:
+            kernel.computed[kernel.root] = n
+        for position, k in enumerate(table.operands[n]):
+            if (m := kernels.constant(n, position, n)) is not None:
+                kernel.computed[k] = m
+            else:
+                kernel.reads[k] = None
+        return kernel
+
+    return _assemble(table, pick, lambda n: known.viewable[n], alone)
+
+
+def greedy(
+    table: Choices, known: Facts, candidates: Sequence[Candidate], costs: Costs
+) -> Plan:
+    """The cheapest e-node a class, seen alone; then whatever has one reader that can compute it is inlined."""
+    pick = _cheapest(table, known, costs)
+    readers = _readers(table, pick)
+    around = {n: kernel for kernel in candidates for n in kernel.nodes}
+    edges = {id(kernel): _by_node(kernel) for kernel in candidates}
+    kernels = Kernels(table, known)
+
+    def single(n: int) -> PlannedKernel:
+        kernel = around[n]
+        planned = PlannedKernel(kernel.root, n)
+        stack = [n]
+        while stack:
+            m = stack.pop()
+            if table.owner[m] != kernel.root or not kernel.owner:
+                planned.computed[table.owner[m]] = m
+            for position, k in enumerate(table.operands[m]):
+                if (constant := kernels.constant(m, position, n)) is not None:
+                    planned.computed[k] = constant
+            for edge in edges[id(kernel)].get(m, ()):
+                picked = pick[edge.operand]
+                if not edge.readable:
+                    stack.append(picked if picked in edge.inline else edge.inline[0])
+                elif picked in edge.inline and readers[edge.operand] == 1:
+                    stack.append(picked)
+                else:
+                    planned.reads[edge.operand] = None
+        return planned
+
+    return _assemble(table, pick, lambda n: known.viewable[n] and known.memory[table.operands[n][0]], single)
+
+
+def _by_node(kernel: Candidate) -> dict[int, list[Edge]]:
+    found: dict[int, list[Edge]] = {}
+    for edge in kernel.edges:
+        found.setdefault(edge.node, []).append(edge)
+    return found
+
+
+def _assemble(
+    table: Choices,
+    pick: Sequence[int],
+    viewed: Callable[[int], bool],
+    kernel: Callable[[int], PlannedKernel],
+) -> Plan:
+    """The kernels that the roots need, when each class is made as picked."""
+    plan = Plan()
+    made: dict[int, PlannedKernel] = {}
+    stack = list(dict.fromkeys(table.roots))
+    seen = set(stack)
+    while stack:
+        c = stack.pop()
+        n = pick[c]
+        needed: list[int] = []
+        if table.role(n) is Role.INPUT:
+            continue
+        if table.role(n) is Role.MOVEMENT and viewed(n):
+            plan.viewed[c] = n
+            needed = list(table.operands[n])
+        else:
+            around = pick[table.operands[n][0]] if table.role(n) is Role.PROJECTION else n
+            if around not in made:
+                made[around] = kernel(around)
+                plan.kernels.append(made[around])
+                needed = list(made[around].reads)
+            plan.written[c] = made[around]
+            made[around].writes[c] = None
+        for k in needed:
+            if k not in seen:
+                seen.add(k)
+                stack.append(k)
+    return plan
+
+
+def _cheapest(table: Choices, known: Facts, costs: Costs) -> list[int]:
+    """Bottom-up: an e-node's own kernel, and its operands' costs, each divided among its readers.
+
+    Undivided, costs would grow with the number of paths, and all choices would tie.
+    """
+    pick: list[int] = []
+    score: list[float] = []
+    for c, nodes in enumerate(table.nodes):
+        best, chosen = math.inf, table.original[c]
+        for n in nodes:
+            if any(k >= c for k in table.operands[n]):
+                continue
+            own = _alone(table, known, costs, n)
+            own += sum(score[k] / len(table.consumers[k]) for k in dict.fromkeys(table.operands[n]))
+            if own < best:
+                best, chosen = own, n
+        pick.append(nodes[0] if chosen is None else chosen)
+        score.append(0.0 if math.isinf(best) else best)
+    return pick
+
+
+def _alone(table: Choices, known: Facts, costs: Costs, n: int) -> float:
+    site, c = table.sites[n], table.owner[n]
+    if site.role in (Role.INPUT, Role.CONSTANT) or known.viewable[n]:
+        return 0.0
+    if site.role is Role.PROJECTION:
+        return costs.write(site.type)
+    reads = sum(
+        costs.read(site, p, known.buffer(k)) for p, k in enumerate(table.operands[n]) if not _constant(table, k)
+    )
+    write = 0.0 if isinstance(site.type, tuple) else costs.write(site.type)
+    if site.role in OWNERS:
+        return costs.kernel(site) + reads + write
+    return costs.launch + costs.work(site, table.tensor(c).numel) + reads + write
+
+
+def _constant(table: Choices, c: int) -> bool:
+    return any(table.role(n) is Role.CONSTANT for n in table.nodes[c])
+
+
+def _readers(table: Choices, pick: Sequence[int]) -> dict[int, int]:
+    """How many picked e-nodes read each class, roots counted as readers."""
+    count: dict[int, int] = {}
+    seen: set[int] = set()
+    stack = list(table.roots)
+    for c in table.roots:
+        count[c] = count.get(c, 0) + 2
+    while stack:
+        c = stack.pop()
+        if c in seen:
+            continue
+        seen.add(c)
+        for k in dict.fromkeys(table.operands[pick[c]]):
+            count[k] = count.get(k, 0) + 1
+            stack.append(k)
+    return count
+
+
+def as_values(
+    plan: Plan, table: Choices, kernels: Sequence[Candidate], program: Program, at: Variables
+) -> list[int] | None:
+    """A plan as values of the program's variables; None if it is outside of what the program can say."""
+    values = [0] * len(program.cost)
+    index = {n: i for i, kernel in enumerate(kernels) for n in kernel.nodes}
+    picks = plan.picks(table)
+    for n in picks.values():
+        if n in at.picked:
+            values[at.picked[n]] = 1
+    for c, v in at.memory.items():
+        inputs = any(table.role(n) is Role.INPUT for n in table.nodes[c])
+        values[v] = int(inputs or c in plan.written or c in plan.viewed)
+    for c in plan.written:
+        if c in at.written:
+            values[at.written[c]] = 1
+    for n in plan.viewed.values():
+        if n not in at.viewed:
+            return None
+        values[at.viewed[n]] = 1
+    for planned in plan.kernels:
+        i = index.get(planned.node)
+        if i is None:
+            return None
+        for n in planned.computed.values():
+            if table.role(n) is Role.CONSTANT and (i, n) not in at.computed:
+                continue
+            if (i, n) not in at.computed:
+                return None
+            values[at.computed[i, n]] = 1
+            if (i, n) in at.space:
+                values[at.space[i, n]] = 1
+        for k in planned.reads:
+            if (i, k) not in at.read:
+                return None
+            values[at.read[i, k]] = 1
+    return values if program.holds(values) else None

@@ -1,0 +1,82 @@
+"""What a plan costs, in microseconds: launches, bytes through memory, and operations.
+
+Bytes and operations add up. A contraction hides its traffic behind its arithmetic, so its sum is too high,
+but by the same amount for each way to compute it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from egcompile.extract.fusible import Role, Site
+from egcompile.ir.buffer import Buffer
+from egcompile.ir.types import TensorType, ValueType
+from egcompile.ops.opdef import OpDef
+from egcompile.target import Target
+
+GENERATED_GEMM = 1.03
+"""A generated contraction's time over cuBLAS's for the contraction alone."""
+
+EACH_NODE = 1e-3
+"""What any computed e-node costs besides: of equal plans, the one with fewer nodes is picked."""
+
+_OPERATIONS = {
+    **dict.fromkeys(("cast", "stop_gradient", "neg", "abs"), 0.5),
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal", "relu", "relu_backward"), 4.0),
+    **dict.fromkeys(("exp", "log", "sigmoid", "tanh", "erf"), 10.0),
+    **dict.fromkeys(("sin", "cos", "pow"), 30.0),
+}
+"""Instructions an element; others have `_DEFINED` where they have a definition, else 1."""
+
+_DEFINED = 16.0
+
+
+class Costs:
+    """The costs of a target's kernels, in microseconds."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.launch = target.launch * 1e6
+
+    def bytes(self, count: float) -> float:
+        return count / self.target.bandwidth * 1e6
+
+    def read(self, site: Site, position: int, operand: Buffer) -> float:
+        """An operand from memory, each distinct element once; an embedding reads the rows it picks."""
+        if site.op.name == "embedding" and position == 0:
+            return self.write(site.type)
+        return self.bytes(operand.distinct_bytes)
+
+    def write(self, type: ValueType) -> float:
+        return self.bytes(sum(t.nbytes for t in _types(type)))
+
+    def work(self, site: Site, evaluations: int) -> float:
+        """A loop op computed for that many elements of its result, or of its operand for a reduction."""
+        if site.role is Role.CONSTANT:
+            return 0.0
+        return EACH_NODE + evaluations * _operations(site.op) / self.target.flops_fp32 * 1e6
+
+    def kernel(self, site: Site) -> float:
+        """A named kernel, a contraction or a call, without its traffic; its launch included."""
+        operands = [t for operand in site.operands for t in _types(operand)]
+        if site.op.flops is None:
+            work = self.work(site, max((t.numel for t in operands), default=0))
+            return self.launch + work
+        factor = GENERATED_GEMM if site.role is Role.GEMM else 1.0
+        flops = site.op.flops(*site.operands)
+        return EACH_NODE + self.launch + factor * flops / self._rate(_types(site.type)[0].dtype) * 1e6
+
+    def _rate(self, dtype: torch.dtype) -> float:
+        if dtype in (torch.float16, torch.bfloat16):
+            return self.target.flops
+        return self.target.flops_fp32 / (2.0 if dtype == torch.float64 else 1.0)
+
+
+def _operations(op: OpDef) -> float:
+    return _OPERATIONS.get(op.name, _DEFINED if op.definition is not None else 1.0)
+
+
+def _types(type: ValueType) -> tuple[TensorType, ...]:
+    return type if isinstance(type, tuple) else (type,)
+
+

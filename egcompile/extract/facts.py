@@ -1,0 +1,247 @@
+"""What holds of classes and e-nodes in every plan: layouts, views, row spaces, phases, and what may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egcompile.extract.choices import Choices
+from egcompile.extract.fusible import LOOPS, Role, Space, fusible
+from egcompile.extract.layout import results, view
+from egcompile.ir.buffer import Buffer
+
+LONGEST_CHAIN = 32
+"""Loop ops in a chain after which a value may be written though its one reader could compute it."""
+
+Layout = tuple[Buffer, ...]
+
+
+@dataclass(slots=True)
+class Facts:
+    """Per class `c` or e-node `n`.
+
+    layouts     c -> how its value lies, one buffer an output: static, by the original e-node
+    viewable    n -> a movement that is a free view of its operand in memory
+    carried     n -> rows of the reductions that may be computed with it inside one kernel
+    evaluable   n -> a kernel can compute it (a view of what is always in memory is only read)
+    writable    c -> a plan might gain by a generated kernel that writes it
+    memory      c -> it can be in memory at all
+    depends     c -> bit set of the classes it may be computed from, itself included
+    forward     c -> some output of the forward may be computed from it
+    backward    c -> it may be computed from a cotangent
+    outputs     classes that are returned
+    """
+
+    layouts: list[Layout]
+    viewable: list[bool]
+    carried: list[frozenset[Space]]
+    evaluable: list[bool]
+    writable: list[bool]
+    memory: list[bool]
+    depends: list[int]
+    forward: list[bool]
+    backward: list[bool]
+    outputs: frozenset[int]
+
+    def buffer(self, c: int) -> Buffer:
+        return self.layouts[c][0]
+
+
+def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
+    """`strides` are those of inputs that are not row-major, by name."""
+    outputs = frozenset(table.roots)
+    layouts, viewable = _layouts(table, strides, outputs)
+    carried = _carried(table)
+    evaluable = _evaluable(table, viewable, carried)
+    writable = _writable(table, viewable, carried, evaluable, outputs)
+    memory = [
+        writable[c] or any(table.role(n) not in LOOPS for n in nodes) for c, nodes in enumerate(table.nodes)
+    ]
+    for c, nodes in enumerate(table.nodes):
+        memory[c] = memory[c] or any(viewable[n] and memory[table.operands[n][0]] for n in nodes)
+    depends = _depends(table)
+    forward, backward = _phases(table, depends)
+    return Facts(
+        layouts, viewable, carried, evaluable, writable, memory, depends, forward, backward, outputs
+    )
+
+
+def _layouts(
+    table: Choices, strides: dict[str, tuple[int, ...]], outputs: frozenset[int]
+) -> tuple[list[Layout], list[bool]]:
+    layouts: list[Layout | None] = [None] * len(table.nodes)
+    of_inputs = [False] * len(table.nodes)
+    for c, nodes in enumerate(table.nodes):
+        first = table.original[c]
+        for n in [first, *nodes] if first is not None else nodes:
+            operands = [layouts[k] for k in table.operands[n]]
+            if all(b is not None for b in operands):
+                break
+        site = table.sites[n]
+        of_inputs[c] = any(
+            table.role(m) is Role.INPUT or (table.role(m) is Role.MOVEMENT and of_inputs[table.operands[m][0]])
+            for m in nodes
+        )
+        known = [b for b in operands if b is not None]
+        layouts[c] = _layout(site.role, table, n, known, strides)
+        if c in outputs and site.role in LOOPS:
+            layouts[c] = (Buffer.contiguous(table.tensor(c)),)
+    done = [b for b in layouts if b is not None]
+    viewable = [False] * len(table.enodes)
+    for n, site in enumerate(table.sites):
+        if site.role is Role.MOVEMENT and (k := table.operands[n][0]) >= 0:
+            seen = view(site.op, site.attrs, table.tensor(table.owner[n]), done[k][0])
+            returned = table.owner[n] in outputs
+            viewable[n] = seen is not None and not (returned and (of_inputs[k] or not seen.is_contiguous))
+    return done, viewable
+
+
+def _layout(
+    role: Role, table: Choices, n: int, operands: Sequence[Layout], strides: dict[str, tuple[int, ...]]
+) -> Layout:
+    enode, type = table.enodes[n], table.types[table.owner[n]]
+    if role is Role.PROJECTION:
+        (index,) = enode.attrs
+        assert isinstance(index, int)
+        return (operands[0][index],)
+    types = type if isinstance(type, tuple) else (type,)
+    if role is Role.INPUT:
+        given = strides.get(str(enode.attrs[0]))
+        return (Buffer.contiguous(types[0]) if given is None else Buffer(types[0], given),)
+    buffers = [b[0] for b in operands]
+    if role is Role.MOVEMENT and (seen := view(enode.op, enode.attrs, types[0], buffers[0])) is not None:
+        return (seen,)
+    return tuple(results(enode.op, types, buffers))
+
+
+def _carried(table: Choices) -> list[frozenset[Space]]:
+    """Upwards from the row reductions, along the edges by which a reader can compute them."""
+    carried: list[frozenset[Space]] = [frozenset()] * len(table.enodes)
+    queue = []
+    for n, site in enumerate(table.sites):
+        if site.role is Role.ROW_REDUCTION:
+            carried[n] = frozenset({site.space})
+            queue.append(n)
+    while queue:
+        n = queue.pop()
+        for m, position in table.consumers[table.owner[n]]:
+            site = table.sites[m]
+            if site.role not in LOOPS or fusible(table.sites[n], site, position, site, carried[n]):
+                continue
+            if not carried[n] <= carried[m]:
+                carried[m] |= carried[n]
+                queue.append(m)
+    return carried
+
+
+def _evaluable(table: Choices, viewable: list[bool], carried: list[frozenset[Space]]) -> list[bool]:
+    """A viewable movement is computed inside a kernel only with its operand; else it is read as a view."""
+    evaluable = [site.role in LOOPS and not viewable[n] for n, site in enumerate(table.sites)]
+    for n, site in enumerate(table.sites):  # operands first
+        if viewable[n]:
+            evaluable[n] = any(
+                evaluable[m] and fusible(table.sites[m], site, 0, site, carried[m]) is None
+                for m in table.nodes[table.operands[n][0]]
+            )
+    return evaluable
+
+
+def _writable(
+    table: Choices,
+    viewable: list[bool],
+    carried: list[frozenset[Space]],
+    evaluable: list[bool],
+    outputs: frozenset[int],
+) -> list[bool]:
+    """Where writing can pay: a returned value, one with several readers, or one not to be had otherwise.
+
+    With one reader that can compute it, and that is not larger, a value is never worth writing.
+    """
+    count = len(table.nodes)
+    wanted = [False] * count
+    depth = _chains(table, evaluable)
+    for c in reversed(range(count)):
+        loops = [n for n in table.nodes[c] if evaluable[n]]
+        if isinstance(table.types[c], tuple):
+            continue
+        readers = table.consumers[c]
+        wanted[c] = (
+            c in outputs
+            or len({m for m, _ in readers}) > 1
+            or any(carried[n] for n in loops)
+            or depth[c] % LONGEST_CHAIN == LONGEST_CHAIN - 1
+            or any(_wants(table, viewable, carried, wanted, c, loops, m, p) for m, p in readers)
+        )
+    return [wanted[c] and any(writes(table, viewable, evaluable, n) for n in table.nodes[c]) for c in range(count)]
+
+
+def _wants(
+    table: Choices,
+    viewable: list[bool],
+    carried: list[frozenset[Space]],
+    wanted: list[bool],
+    c: int,
+    loops: list[int],
+    m: int,
+    position: int,
+) -> bool:
+    site, reader = table.sites[m], table.owner[m]
+    if viewable[m] and (wanted[reader] or reader <= c):
+        return True
+    if any(fusible(table.sites[n], site, position, site, carried[n]) for n in loops):
+        return True
+    return site.role in LOOPS and table.tensor(reader).numel > table.tensor(c).numel
+
+
+def _chains(table: Choices, evaluable: list[bool]) -> list[int]:
+    depth = [0] * len(table.nodes)
+    for c, nodes in enumerate(table.nodes):
+        for n in nodes:
+            if evaluable[n] and table.role(n) is not Role.CONSTANT:
+                depth[c] = max(depth[c], 1 + max((depth[k] for k in table.operands[n] if k < c), default=0))
+    return depth
+
+
+def writes(table: Choices, viewable: list[bool], evaluable: list[bool], n: int) -> bool:
+    """Whether a generated kernel may be made around an e-node.
+
+    Not around a view, unless it is smaller than what it is a view of: writing that one is as cheap.
+    """
+    if not evaluable[n]:
+        return False
+    if not viewable[n]:
+        return True
+    operand = table.tensor(table.operands[n][0])
+    return table.tensor(table.owner[n]).numel < operand.numel
+
+
+def _depends(table: Choices) -> list[int]:
+    depends = [1 << c for c in range(len(table.nodes))]
+    changed = True
+    while changed:  # once, and once more to see that it is done; more often round cycles
+        changed = False
+        for c, nodes in enumerate(table.nodes):
+            found = depends[c]
+            for n in nodes:
+                for k in table.operands[n]:
+                    found |= depends[k]
+            if found != depends[c]:
+                depends[c] = found
+                changed = changed or any(k > c for n in nodes for k in table.operands[n])
+    return depends
+
+
+def _phases(table: Choices, depends: list[int]) -> tuple[list[bool], list[bool]]:
+    joint = table.joint
+    forward_classes = 0
+    for root in table.roots[: len(joint.outputs)]:
+        forward_classes |= depends[root]
+    cotangents = {node.attr("name") for node in joint.cotangents if node is not None}
+    seeds = 0
+    for n, site in enumerate(table.sites):
+        if site.role is Role.INPUT and site.attrs[0] in cotangents:
+            seeds |= 1 << table.owner[n]
+    forward = [bool(forward_classes >> c & 1) for c in range(len(depends))]
+    return forward, [bool(d & seeds) for d in depends]
+
+

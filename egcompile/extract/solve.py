@@ -1,0 +1,227 @@
+"""Solves a 0/1 program of clauses: propagation, independent parts, and HiGHS on each part that differs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from egcompile.errors import ExtractionError
+from egcompile.extract.program import Program
+
+THREADS = 1
+"""Threads of HiGHS, the same for each call: it ignores a change within a process. The parts are small."""
+
+Row = tuple[tuple[int, ...], tuple[int, ...], int]
+"""(variables with +1, variables with -1, lower bound of their sum)"""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """values of the variables; `bound` is what no plan can go below; `parts` and `solved` count components."""
+
+    values: list[int]
+    objective: float
+    bound: float
+    parts: int
+    solved: int
+
+
+def solve(program: Program, seed: Sequence[int] | None, time_limit: float) -> Solution:
+    """The best values; those of `seed` for a part that the time was too short for.
+
+    Raises ExtractionError where there are none, or none was found in time and there is no seed.
+    """
+    deadline = time.perf_counter() + time_limit
+    values, rows = propagate(program)
+    objective = bound = sum(c for c, v in zip(program.cost, values) if v == 1)
+    known: dict[object, tuple[list[int], float]] = {}
+    parts = components(len(values), rows)
+    for variables, inside in parts:
+        costs = [program.cost[v] for v in variables]
+        local = {v: i for i, v in enumerate(variables)}
+        shape = tuple(
+            (tuple(local[v] for v in rows[r][0]), tuple(local[v] for v in rows[r][1]), rows[r][2]) for r in inside
+        )
+        key = (tuple(costs), shape)
+        if key not in known:
+            start = None if seed is None else [seed[v] for v in variables]
+            known[key] = _solve_part(costs, shape, start, deadline - time.perf_counter())
+        found, lower = known[key]
+        for v, value in zip(variables, found):
+            values[v] = value
+        objective += sum(c for c, v in zip(costs, found) if v)
+        bound += lower
+    return Solution([max(v, 0) for v in values], objective, min(bound, objective), len(parts), len(known))
+
+
+def propagate(program: Program) -> tuple[list[int], list[Row]]:
+    """Values that are forced (-1: open), and the rows that remain between open variables.
+
+    A variable that no open clause asks for is 0, since none has a negative cost.
+    """
+    count = len(program.cost)
+    values = [-1] * count
+    asks: list[list[int]] = [[] for _ in range(count)]
+    conditions: list[list[int]] = [[] for _ in range(count)]
+    limited: list[list[int]] = [[] for _ in range(count)]
+    asked = [0] * count
+    options = [len(then) for _, then in program.clauses]
+    dead = [False] * len(program.clauses)
+    ones = [0] * len(program.limits)
+    queue: deque[tuple[int, int]] = deque()
+
+    def settle(v: int, value: int) -> None:
+        if values[v] == -1:
+            values[v] = value
+            queue.append((v, value))
+        elif values[v] != value:
+            raise ExtractionError("no plan satisfies every constraint of the extraction program")
+
+    def retire(i: int) -> None:
+        if not dead[i]:
+            dead[i] = True
+            for v in program.clauses[i][1]:
+                asked[v] -= 1
+                if not asked[v] and values[v] == -1:
+                    settle(v, 0)
+
+    def look(i: int) -> None:
+        if dead[i]:
+            return
+        condition, then = program.clauses[i]
+        if not options[i]:
+            if condition == -1:
+                raise ExtractionError("no plan satisfies every constraint of the extraction program")
+            settle(condition, 0)
+        elif options[i] == 1 and (condition == -1 or values[condition] == 1):
+            settle(next(v for v in then if values[v] != 0), 1)
+
+    for i, (condition, then) in enumerate(program.clauses):
+        for v in then:
+            asks[v].append(i)
+            asked[v] += 1
+        if condition >= 0:
+            conditions[condition].append(i)
+    for i, (variables, _) in enumerate(program.limits):
+        for v in variables:
+            limited[v].append(i)
+    for v in range(count):
+        if not asked[v]:
+            settle(v, 0)
+    for i in range(len(program.clauses)):
+        look(i)
+    while queue:
+        v, value = queue.popleft()
+        if value:
+            for i in asks[v]:
+                retire(i)
+            for i in conditions[v]:
+                look(i)
+            for i in limited[v]:
+                ones[i] += 1
+                variables, most = program.limits[i]
+                if ones[i] > most:
+                    raise ExtractionError("no plan satisfies every constraint of the extraction program")
+                if ones[i] == most:
+                    for w in variables:
+                        if values[w] == -1:
+                            settle(w, 0)
+        else:
+            for i in conditions[v]:
+                retire(i)
+            for i in asks[v]:
+                options[i] -= 1
+                look(i)
+    rows: list[Row] = []
+    for i, (condition, then) in enumerate(program.clauses):
+        if not dead[i]:
+            open_then = tuple(v for v in then if values[v] == -1)
+            given = condition == -1 or values[condition] == 1
+            rows.append((open_then, () if given else (condition,), int(given)))
+    for i, (variables, most) in enumerate(program.limits):
+        open_variables = tuple(v for v in variables if values[v] == -1)
+        if len(open_variables) > most - ones[i]:
+            rows.append(((), open_variables, ones[i] - most))
+    return values, rows
+
+
+def components(count: int, rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
+    """Groups of variables that share rows, each as (its variables, its rows)."""
+    parent = list(range(count))
+
+    def find(v: int) -> int:
+        while parent[v] != v:
+            parent[v] = parent[parent[v]]
+            v = parent[v]
+        return v
+
+    for plus, minus, _ in rows:
+        both = (*plus, *minus)
+        first = find(both[0])
+        for v in both[1:]:
+            parent[find(v)] = first
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for r, (plus, minus, _) in enumerate(rows):
+        groups.setdefault(find((plus or minus)[0]), ([], []))[1].append(r)
+    for v in range(count):
+        if (group := groups.get(find(v))) is not None:
+            group[0].append(v)
+    return list(groups.values())
+
+
+def _solve_part(
+    costs: Sequence[float], rows: Sequence[Row], start: Sequence[int] | None, seconds: float
+) -> tuple[list[int], float]:
+    """The best values of one component, and a lower bound of their cost."""
+    count = len(costs)
+    highs = highspy.Highs()
+    for option, value in (
+        ("output_flag", False),
+        ("threads", THREADS),
+        ("mip_rel_gap", 0.0),
+        ("mip_abs_gap", 1e-7),
+        ("time_limit", max(seconds, 0.01)),
+    ):
+        highs.setOptionValue(option, value)
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(p) + len(m) for p, m, _ in rows], out=starts[1:])
+    index = np.fromiter((v for p, m, _ in rows for v in (*p, *m)), dtype=np.int32, count=int(starts[-1]))
+    signs = (s for p, m, _ in rows for s in (*(1.0 for _ in p), *(-1.0 for _ in m)))
+    entries = np.fromiter(signs, dtype=np.float64, count=int(starts[-1]))
+    status = highs.passModel(
+        count,
+        len(rows),
+        int(starts[-1]),
+        int(highspy.MatrixFormat.kRowwise),
+        int(highspy.ObjSense.kMinimize),
+        0.0,
+        np.asarray(costs, dtype=np.float64),
+        np.zeros(count),
+        np.ones(count),
+        np.asarray([lower for _, _, lower in rows], dtype=np.float64),
+        np.full(len(rows), highspy.kHighsInf),
+        starts,
+        index,
+        entries,
+        np.full(count, int(highspy.HighsVarType.kInteger), dtype=np.int32),
+    )
+    if status == highspy.HighsStatus.kError:
+        raise ExtractionError("HiGHS refuses the extraction program")
+    if start is not None:
+        highs.setSolution(count, np.arange(count, dtype=np.int32), np.asarray(start, dtype=np.float64))
+    highs.run()
+    model = highs.getModelStatus()
+    if model == highspy.HighsModelStatus.kInfeasible:
+        raise ExtractionError("no plan satisfies every constraint of the extraction program")
+    info = highs.getInfo()
+    if model == highspy.HighsModelStatus.kOptimal or info.primal_solution_status == 2:
+        values = [int(x > 0.5) for x in highs.getSolution().col_value]
+        return values, float(max(info.mip_dual_bound, 0.0))
+    if start is None:
+        raise ExtractionError(f"HiGHS found no plan in {seconds:.1f} s ({highs.modelStatusToString(model)})")
+    return list(start), 0.0
