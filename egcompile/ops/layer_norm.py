@@ -23,10 +23,12 @@ def _layer_norm(x: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, No
     return cast_to(y, x.dtype), center, rstd
 
 
-def _layer_norm_backward(x: Node, weight: Node, mean_: Node, rstd: Node, ct: Node) -> tuple[Node, Node, Node]:
+def _layer_norm_backward(
+    x: Node, weight: Node, mean_: Node, rstd: Node, ct: Node
+) -> tuple[Node, Node, Node, Node]:
     """With x_hat = (x - mean) rstd, g = ct w: dx = rstd (g - mean(g) - x_hat mean(g x_hat)).
 
-    dw and db are the sums over rows of ct x_hat and ct.
+    dw and db are the sums over rows of ct x_hat and ct; dsum is that of dx.
     """
     last = len(x.shape) - 1
     rows = broadcast_to(rstd, x.shape)
@@ -37,7 +39,7 @@ def _layer_norm_backward(x: Node, weight: Node, mean_: Node, rstd: Node, ct: Nod
     centered = sub(g, broadcast_to(mean(g, dims=(last,)), x.shape))
     dx = cast_to(mul(rows, sub(centered, mul(x_hat, along))), x.dtype)
     dw, db = sum_rows(mul(wide_ct, x_hat)), sum_rows(wide_ct)
-    return dx, cast_to(dw, weight.dtype), cast_to(db, weight.dtype)
+    return dx, cast_to(dw, weight.dtype), cast_to(db, weight.dtype), sum_rows(dx)
 
 
 def _add_layer_norm(x: Node, r: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, Node, Node, Node]:
@@ -47,9 +49,10 @@ def _add_layer_norm(x: Node, r: Node, weight: Node, bias: Node, eps: float) -> t
 
 def _layer_norm_backward_add(
     x: Node, weight: Node, mean_: Node, rstd: Node, ct: Node, skip: Node
-) -> tuple[Node, Node, Node]:
-    dx, dw, db = _layer_norm_backward(x, weight, mean_, rstd, ct)
-    return add(dx, skip), dw, db
+) -> tuple[Node, Node, Node, Node]:
+    dx, dw, db, _ = _layer_norm_backward(x, weight, mean_, rstd, ct)
+    total = add(dx, skip)
+    return total, dw, db, sum_rows(total)
 
 
 _X, _N, _COLUMN = "f64[2,3,8]", "f64[8]", "f64[2,3,1]"
@@ -73,11 +76,12 @@ layer_norm_backward = register(
         "layer_norm_backward",
         Kind.COMPOSITE,
         ("x", "weight", "mean", "rstd", "ct"),
-        outputs=("dx", "dw", "db"),
+        outputs=("dx", "dw", "db", "dsum"),
         definition=_layer_norm_backward,
         samples=(Sample((_X, _N, _COLUMN, _COLUMN, _X)),),
     )
 )
+"""`dsum[N]` is the sum of `dx` over its rows: the gradient of a bias that was added to `x`."""
 
 add_layer_norm = register(
     OpDef(
@@ -96,7 +100,7 @@ layer_norm_backward_add = register(
         "layer_norm_backward_add",
         Kind.COMPOSITE,
         ("x", "weight", "mean", "rstd", "ct", "skip"),
-        outputs=("dx", "dw", "db"),
+        outputs=("dx", "dw", "db", "dsum"),
         definition=_layer_norm_backward_add,
         samples=(Sample((_X, _N, _COLUMN, _COLUMN, _X, _X)),),
     )

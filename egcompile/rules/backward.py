@@ -256,7 +256,7 @@ vjp(
 )
 vjp(
     layer_norm,
-    lambda x, w, b, eps, ys, ct: tuple(layer_norm_backward(x, w, ys[1], ys[2], ct)),
+    lambda x, w, b, eps, ys, ct: tuple(layer_norm_backward(x, w, ys[1], ys[2], ct))[:3],
 )
 vjp(
     sdpa,

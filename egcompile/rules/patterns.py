@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from egcompile.ops import expand, full, reshape
+from egcompile.ops import expand, full, reshape, sum
 from egcompile.ops.term import AttrTerm, Pattern, dtype, shape
 from egcompile.rules.attributes import accumulate, last_size, row
 from egcompile.rules.rule import Condition
@@ -32,6 +32,16 @@ def rows(vector: Pattern, like: Pattern) -> Pattern:
 def across(column: Pattern, like: Pattern) -> Pattern:
     """`column[*, 1]` across the rows of `like[*, N]`: how a row's statistic is broadcast."""
     return expand(column, shape(like))
+
+
+def column_sum(x: Pattern, dims: AttrTerm) -> Pattern:
+    """`x[*, N] -> [N]`, summed over `dims`: how the gradient of a bias arrives."""
+    return reshape(sum(x, dims), last_size(shape(x)))
+
+
+def sums_rows(x: Pattern, dims: AttrTerm) -> Condition:
+    """`dims` are the leading axes of `x`, those of size 1 perhaps left out."""
+    return shape(sum(x, dims)), row(shape(x))
 
 
 def is_wide(x: Pattern) -> Condition:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from egcompile.ops import add, add_layer_norm, layer_norm, layer_norm_backward, layer_norm_backward_add
-from egcompile.rules.rule import Equations, Float, Tensor, rule
+from egcompile.rules.patterns import column_sum, sums_rows
+from egcompile.rules.rule import Equations, Float, Ints, Tensor, rule
 
 _X, _COLUMN = "bf16[2,3,8]", "f32[2,3,1]"
 _FORWARD = {"x": _X, "r": _X, "w": "bf16[8]", "b": "bf16[8]", "eps": 1e-5}
@@ -47,3 +48,22 @@ for _side in ("", "_left"):
             dx = apart[0]
             left = add(skip, dx) if _side else add(dx, skip)
             return {left: fused[0], apart[_index]: fused[_index]}
+
+
+# ---- the gradient of a bias before the norm is the sum of the norm's own dx ----
+
+_BEFORE = {**_BACKWARD, "dims": (0, 1)}
+
+
+@rule("fusion/layer_norm_backward_dsum", {k: v for k, v in _BEFORE.items() if k != "skip"})
+def _(x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, ct: Tensor, dims: Ints) -> Equations:
+    "sum(layer_norm_backward(...)[0]) over rows  ==>  [3]"
+    apart = layer_norm_backward(x, w, mean, rstd, ct)
+    return {column_sum(apart[0], dims): apart[3]}, [sums_rows(apart[0], dims)]
+
+
+@rule("fusion/layer_norm_backward_add_dsum", _BEFORE)
+def _(x: Tensor, w: Tensor, mean: Tensor, rstd: Tensor, ct: Tensor, skip: Tensor, dims: Ints) -> Equations:
+    "sum(layer_norm_backward_add(...)[0]) over rows  ==>  [3]"
+    fused = layer_norm_backward_add(x, w, mean, rstd, ct, skip)
+    return {column_sum(fused[0], dims): fused[3]}, [sums_rows(fused[0], dims)]

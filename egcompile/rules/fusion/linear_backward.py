@@ -7,12 +7,9 @@ from egcompile.ops import (
     linear_act_backward,
     linear_swiglu_backward,
     matmul,
-    reshape,
-    shape,
-    sum,
     swiglu_backward,
 )
-from egcompile.rules.attributes import last_size, row
+from egcompile.rules.patterns import column_sum, sums_rows
 from egcompile.rules.rule import Equations, Ints, Tensor, rule
 
 _ACT = {"ct": "bf16[2,3,4]", "w": "bf16[4,5]", "saved": "bf16[2,3,5]"}
@@ -33,10 +30,8 @@ for _act, _row in ACTIVATIONS.items():
     def _(ct: Tensor, w: Tensor, saved: Tensor, dims: Ints) -> Equations:
         "dpre = act_backward(ct w, saved), its sum over rows  ==>  linear_act_backward(ct, w, saved)[0], [1]"
         dpre = _row.backward(matmul(ct, w), saved)
-        total = sum(dpre, dims)
-        dbias = reshape(total, last_size(shape(dpre)))
         fused = linear_act_backward(ct, w, saved, _act)
-        return {dpre: fused[0], dbias: fused[1]}, [(shape(total), row(shape(dpre)))]
+        return {dpre: fused[0], column_sum(dpre, dims): fused[1]}, [sums_rows(dpre, dims)]
 
 
 @rule(
