@@ -39,6 +39,7 @@ _DATA_DEPENDENT = (
 )
 
 TreeSpec = pytree.TreeSpec
+OpOverload = torch._ops.OpOverload
 
 _USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')
 

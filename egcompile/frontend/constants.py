@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from egcompile import ops
+from egcompile.frontend._torch import OpOverload
 from egcompile.ir import DTYPE_NAMES, Node
 from egcompile.ops import Kind
 
@@ -44,7 +45,7 @@ class Constants:
             return node
         return leaf_of(self.value(node)) or node
 
-    def compute(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> Tensor | None:
+    def compute(self, op: OpOverload, arguments: Sequence[Any]) -> Tensor | None:
         """What `op(*arguments)`, in schema order, gives; None if it depends on an input or on chance."""
         by_chance = torch.Tag.nondeterministic_seeded in op.tags
         if by_chance or op._schema.is_mutable or not all(map(self.is_constant, nodes_in(arguments))):

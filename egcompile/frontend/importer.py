@@ -13,6 +13,7 @@ from torch import fx
 
 from egcompile import ops
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
+from egcompile.frontend._torch import OpOverload
 from egcompile.frontend.aten import TABLE
 from egcompile.frontend.constants import Constants, leaf_of, nodes_in
 from egcompile.frontend.origins import origin_of
@@ -159,7 +160,7 @@ class _Importer:
             raise TraceError(
                 f"{node.target} reads a number out of a tensor, so that the graph depends on data"
             )
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             arguments = [self._value(argument) for argument in _in_schema_order(node)]
             value = self.known.compute(node.target, arguments)
             if value is not None:

@@ -28,7 +28,9 @@ embedding = register(
         ("weight", "ids"),
         {"padding_idx": "int"},
         type_rule=lambda weight, ids, padding_idx: _embedding_type(weight, ids),
-        evaluate=lambda weight, ids, padding_idx: torch.nn.functional.embedding(ids, weight),
+        evaluate=lambda weight, ids, padding_idx: torch.nn.functional.embedding(
+            ids, weight, padding_idx if padding_idx >= 0 else None
+        ),
         nondifferentiable=frozenset({"ids"}),
         samples=(Sample(("f64[5,4]", "i64[2,3]"), {"padding_idx": -1}, low=0, high=4),),
     )

@@ -97,8 +97,9 @@ def _native_layer_norm(
     bias: Node | None,
     eps: float,
 ) -> tuple[Node, ...]:
-    values = _layer_norm_outputs(x, shape, weight, bias, eps)
-    return tuple(cast(value, t.dtype) for value, t in zip(values, out, strict=True))
+    """ATen lets no gradient through the statistics that it returns."""
+    y, *statistics = _layer_norm_outputs(x, shape, weight, bias, eps)
+    return y, *(ops.stop_gradient(cast(s, t.dtype)) for s, t in zip(statistics, out[1:], strict=True))
 
 
 def _softmax(op: ops.OpDef) -> Any:
