@@ -36,19 +36,29 @@ def _embedding(
     return ops.embedding(weight, ids, padding_idx=padding_idx)
 
 
+def _row_norm(
+    op: ops.OpDef, x: Node, shape: Sequence[int], scales: Sequence[tuple[Node | None, float]], **attrs: Any
+) -> tuple[Node, ...]:
+    """A norm over the axes `shape` read as one, and its statistics with those axes of size 1.
+
+    `scales` are the weight and bias, each with the value that it has where there is none.
+    """
+    width = math.prod(shape)
+    leading = x.shape[: len(x.shape) - len(shape)]
+    given = [
+        ops.full(value=default, shape=(width,), dtype=x.dtype) if scale is None else reshape(scale, (width,))
+        for scale, default in scales
+    ]
+    y, *statistics = op(reshape(x, (*leading, width)), *given, **attrs)
+    return reshape(y, x.shape), *(reshape(s, (*leading, *(1,) * len(shape))) for s in statistics)
+
+
 def _rms_norm_outputs(
-    x: Node, normalized_shape: Sequence[int], weight: Node | None, eps: float | None
-) -> tuple[Node, Node]:
-    """The norm, and `rstd` with the normalized axes of size 1. Several axes are read as one."""
-    count = len(normalized_shape)
+    x: Node, shape: Sequence[int], weight: Node | None, eps: float | None
+) -> tuple[Node, ...]:
     if eps is None:  # ATen takes the epsilon of the dtype it computes in
         eps = torch.finfo(accumulate_dtype(x.dtype)).eps
-    width = math.prod(normalized_shape)
-    rows = reshape(x, (*x.shape[: len(x.shape) - count], width))
-    if weight is None:
-        weight = ops.full(value=1.0, shape=(width,), dtype=x.dtype)
-    y, rstd = ops.rms_norm(rows, reshape(weight, (width,)), eps=eps, cast_first=False)
-    return reshape(y, x.shape), reshape(rstd, (*rows.shape[:-1], *(1,) * count))
+    return _row_norm(ops.rms_norm, x, shape, [(weight, 1.0)], eps=eps, cast_first=False)
 
 
 def _rms_norm(out: TensorType, x: Node, shape: Sequence[int], weight: Node | None, eps: float | None) -> Node:
@@ -57,24 +67,14 @@ def _rms_norm(out: TensorType, x: Node, shape: Sequence[int], weight: Node | Non
 
 def _fused_rms_norm(
     out: Sequence[TensorType], x: Node, shape: Sequence[int], weight: Node | None, eps: float | None
-) -> tuple[Node, Node]:
+) -> tuple[Node, ...]:
     return _rms_norm_outputs(x, shape, weight, eps)
 
 
 def _layer_norm_outputs(
-    x: Node, normalized_shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float
-) -> tuple[Node, Node, Node]:
-    """The norm; the mean and `rstd`, the normalized axes of size 1. Several axes are read as one."""
-    count = len(normalized_shape)
-    width = math.prod(normalized_shape)
-    rows = reshape(x, (*x.shape[: len(x.shape) - count], width))
-    if weight is None:
-        weight = ops.full(value=1.0, shape=(width,), dtype=x.dtype)
-    if bias is None:
-        bias = ops.full(value=0.0, shape=(width,), dtype=weight.dtype)
-    y, mean, rstd = ops.layer_norm(rows, reshape(weight, (width,)), reshape(bias, (width,)), eps=eps)
-    columns = (*rows.shape[:-1], *(1,) * count)
-    return reshape(y, x.shape), reshape(mean, columns), reshape(rstd, columns)
+    x: Node, shape: Sequence[int], weight: Node | None, bias: Node | None, eps: float
+) -> tuple[Node, ...]:
+    return _row_norm(ops.layer_norm, x, shape, [(weight, 1.0), (bias, 0.0)], eps=eps)
 
 
 def _layer_norm(
