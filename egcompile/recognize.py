@@ -99,18 +99,15 @@ def choose(
 
 def _depths(classes: Mapping[int, Sequence[ENode]]) -> dict[int, int]:
     """The least depth at which each class can be computed: Dijkstra's algorithm, over e-nodes."""
-    users: dict[int, list[tuple[int, ENode]]] = defaultdict(list)
-    waiting: dict[tuple[int, ENode], int] = {}
-    heap: list[tuple[int, int]] = []
+    enodes = [(c, node) for c, nodes in classes.items() for node in nodes]
+    waiting = [len(set(node.operands)) for _, node in enodes]
+    users: dict[int, list[int]] = defaultdict(list)
+    for i, (_, node) in enumerate(enodes):
+        for operand in set(node.operands):
+            users[operand].append(i)
+    heap = [(0, c) for c, node in enodes if not node.operands]
+    heapq.heapify(heap)
     depth: dict[int, int] = {}
-    for c, nodes in classes.items():
-        for node in nodes:
-            operands = set(node.operands)
-            waiting[c, node] = len(operands)
-            for operand in operands:
-                users[operand].append((c, node))
-            if not operands:
-                heapq.heappush(heap, (0, c))
     while heap:
         least, c = heapq.heappop(heap)
         if c in depth:
@@ -119,7 +116,7 @@ def _depths(classes: Mapping[int, Sequence[ENode]]) -> dict[int, int]:
         for user in users[c]:
             waiting[user] -= 1
             if not waiting[user]:
-                heapq.heappush(heap, (_depth(user[1], depth), user[0]))
+                heapq.heappush(heap, (_depth(enodes[user][1], depth), enodes[user][0]))
     return depth
 
 

@@ -21,22 +21,18 @@ def infer_types(
 
     Raises TypeMismatch where an op refuses its operands or two e-nodes of a class differ in type.
     """
-    users: dict[int, list[tuple[int, ENode]]] = defaultdict(list)
-    missing: dict[tuple[int, ENode], int] = {}
-    ready: deque[tuple[int, ENode]] = deque()
-    for c, nodes in classes.items():
-        for node in nodes:
-            operands = set(node.operands)
-            missing[c, node] = len(operands)
-            for operand in operands:
-                users[operand].append((c, node))
-            if not operands:
-                ready.append((c, node))
+    users: dict[int, list[int]] = defaultdict(list)
+    enodes = [(c, node) for c, nodes in classes.items() for node in nodes]
+    missing = [len(set(node.operands)) for _, node in enodes]
+    ready = deque(i for i, count in enumerate(missing) if not count)
+    for i, (_, node) in enumerate(enodes):
+        for operand in set(node.operands):
+            users[operand].append(i)
 
     types: dict[int, ValueType] = {}
     first: dict[int, ENode] = {}
     while ready:
-        c, node = ready.popleft()
+        c, node = enodes[ready.popleft()]
         type = _infer(node, types, blame)
         if c not in types:
             types[c], first[c] = type, node
