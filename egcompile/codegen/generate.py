@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
+from egcompile.codegen.gemm import render_contraction
 from egcompile.codegen.heuristics import Config
+from egcompile.codegen.loops import render_nest
+from egcompile.codegen.nest import Nest, choose_nest
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
-from egcompile.errors import CompileError
+from egcompile.codegen.text import identifier
 from egcompile.ir.graph import Graph
+from egcompile.ir.node import Node, topological
+from egcompile.ir.types import TensorType, accumulate_dtype
+from egcompile.ops.build import constant, reshape_to
+from egcompile.ops.core import input as input_op
 from egcompile.ops.lower import lower
-from egcompile.ops.opdef import Kind
-from egcompile.schedule.kernel import Kernel
+from egcompile.ops.opdef import REGISTRY, Kind
+from egcompile.ops.pointwise import div
+from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
 
 
@@ -20,6 +31,132 @@ def generate(kernel: Kernel, target: Target, config: Config | None = None) -> Ke
     """
     body = lower(kernel.body)
     lowered = Kernel(kernel.name, body, kernel.inputs, kernel.outputs)
+    if any(node.op.kind is Kind.CONTRACTION for node in body.nodes):
+        return render_contraction(lowered, target)
     arguments = [*(node.attr("name") for node in body.inputs), *body.output_names]
-    steps: list[JitFunction | Allocation] = [pointwise_function(f"_{kernel.name}", lowered, target, config)]
-    return assemble(kernel.name, arguments, steps)
+    division = _Division(kernel.name, target, config, {*arguments})
+    division.divide(lowered)
+    return assemble(kernel.name, arguments, division.steps)
+
+
+class _Division:
+    """The steps of one launcher, in order: jit functions and the temporaries between them."""
+
+    def __init__(self, name: str, target: Target, config: Config | None, taken: set[str]) -> None:
+        self.name, self.target, self.config, self.taken = name, target, config, taken
+        self.steps: list[JitFunction | Allocation] = []
+        self.functions: set[str] = set()
+
+    def divide(self, kernel: Kernel, role: str = "") -> None:
+        """Appends the nests that compute the kernel's outputs."""
+        kernel = _restrict(kernel, [i for i, b in enumerate(kernel.outputs) if b.type.numel])
+        if not any(node.op.kind is Kind.REDUCTION for node in kernel.body.nodes):
+            for numel in dict.fromkeys(b.type.numel for b in kernel.outputs):
+                same = [i for i, b in enumerate(kernel.outputs) if b.type.numel == numel]
+                part = _restrict(kernel, same)
+                function = pointwise_function(self.function_name(role), part, self.target, self.take_config())
+                self.steps.append(function)
+            return
+        nest, left, anchor = choose_nest(kernel, self.target, self.config)
+        if nest is None:
+            self.store_first(kernel, anchor, role)
+            return
+        self.take_config()
+        self.render(nest, role)
+        if left:
+            self.divide(_restrict(kernel, left), role)
+
+    def take_config(self) -> Config | None:
+        """The caller's overrides, which are for the first nest."""
+        config, self.config = self.config, None
+        return config
+
+    def function_name(self, role: str) -> str:
+        name = base = f"_{self.name}_{role}" if role else f"_{self.name}"
+        count = 1
+        while name in self.functions:
+            count += 1
+            name = f"{base}_{count}"
+        self.functions.add(name)
+        return name
+
+    def temporary(self, hint: str, shape: tuple[int, ...], node: Node) -> tuple[str, Buffer]:
+        """Memory for a value as the kernel holds it: unrounded."""
+        name = base = identifier(hint)
+        count = 1
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        buffer = Buffer.contiguous(TensorType(shape, accumulate_dtype(node.dtype)))
+        self.steps.append(Allocation(name, buffer))
+        return name, buffer
+
+    def store_first(self, kernel: Kernel, anchor: Node, role: str) -> None:
+        """Computes the anchor, and reductions like it, into memory; then the rest."""
+        like = [
+            n
+            for n in kernel.body.nodes
+            if n.op.kind is Kind.REDUCTION
+            and n.attr("dims") == anchor.attr("dims")
+            and n.inputs[0].shape == anchor.inputs[0].shape
+            and not any(m.op.kind is Kind.REDUCTION for m in topological(n.inputs))
+        ]
+        made = {n: self.temporary(n.op.name, n.shape, n) for n in like}
+        names = tuple(name for name, _ in made.values())
+        buffers = tuple(buffer for _, buffer in made.values())
+        body = Graph(kernel.body.inputs, tuple(like), names)
+        self.divide(Kernel(kernel.name, body, kernel.inputs, buffers), "reduce")
+        leaves = {n: input_op(name=name, shape=n.shape, dtype=n.dtype) for n, (name, _) in made.items()}
+        self.divide(_with_leaves(kernel, leaves, leaves, buffers), role)
+
+    def render(self, nest: Nest, role: str) -> None:
+        name = self.function_name(role)
+        if nest.parts == 1 and all(w.index for w in nest.after):
+            self.steps.append(render_nest(name, nest, {}))
+            return
+        stored = {}
+        for p in nest.partials:
+            stored[p.node] = self.temporary(f"{p.node.op.name}_partials", (nest.parts, *p.node.shape), p.node)
+        self.steps.append(render_nest(name, nest, stored))
+        leaves, sums = {}, {}
+        for p in nest.partials:
+            partial, buffer = stored[p.node]
+            leaf = input_op(name=partial, shape=buffer.type.shape, dtype=p.node.dtype)
+            leaves[p.node] = leaf
+            op = REGISTRY["sum" if p.node.op.name == "mean" else p.node.op.name]
+            total = reshape_to(op(leaf, dims=(0,)), p.node.shape)
+            if p.node.op.name == "mean":
+                count = p.node.inputs[0].tensor.numel // p.node.tensor.numel
+                total = div(total, constant(count, total))
+            sums[p.node] = total
+        outputs = [nest.kernel.body.output_names.index(w.name) for w in nest.after]
+        kernel = _restrict(nest.kernel, outputs)
+        self.divide(_with_leaves(kernel, sums, leaves, [b for _, b in stored.values()]), "finalize")
+
+
+def _restrict(kernel: Kernel, outputs: Sequence[int]) -> Kernel:
+    """The kernel of some of its outputs."""
+    if list(outputs) == list(range(len(kernel.outputs))):
+        return kernel
+    body = Graph(
+        kernel.body.inputs,
+        tuple(kernel.body.outputs[i] for i in outputs),
+        tuple(kernel.body.output_names[i] for i in outputs),
+    )
+    return Kernel(kernel.name, body, kernel.inputs, tuple(kernel.outputs[i] for i in outputs))
+
+
+def _with_leaves(
+    kernel: Kernel, values: Mapping[Node, Node], leaves: Mapping[Node, Node], buffers: Sequence[Buffer]
+) -> Kernel:
+    """The kernel with some nodes replaced, and the inputs that the replacements read."""
+    new: dict[Node, Node] = dict(values)
+    for node in kernel.body.nodes:
+        if node not in new:
+            inputs = tuple(new[i] for i in node.inputs)
+            attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
+            new[node] = node if inputs == node.inputs else node.op(*inputs, **attrs)
+    inputs = (*kernel.body.inputs, *leaves.values())
+    body = Graph(inputs, tuple(new[o] for o in kernel.body.outputs), kernel.body.output_names)
+    return Kernel(kernel.name, body, (*kernel.inputs, *buffers), kernel.outputs)

@@ -97,7 +97,14 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
 
 
 def columns_config(shape: Shape, target: Target) -> Config:
-    """Tiles of sums over rows: 4096 points, wide along memory; programs share the rows to fill the GPU."""
+    """Tiles of sums over rows: 4096 points, wide along memory; programs share the rows to fill the GPU.
+
+    Few rows, as in a finalize, are one program's for each piece of the columns.
+    """
+    if shape.along_cols and shape.rows <= 2048:
+        cols = min(32, pow2(shape.cols))
+        rows = min(4096 // cols, pow2(shape.rows))
+        return Config(rows, cols, max(1, min(8, rows * cols // 256)), 1, 1)
     if shape.along_cols:
         cols = min(128, pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))

@@ -141,7 +141,9 @@ class _Printer:
                     out.append(indent + self.fill(item.template, item.operands))
                 case Loop():
                     out.append(indent + self.fill(item.header, item.operands))
+                    before = set(self.names.taken)
                     out.extend(self.lines(item.block, indent + "    "))
+                    self.names.taken = before  # what a loop names ends with it
                 case Value():
                     if not self.uses[item]:
                         continue

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from egcompile.codegen.index import BIJECTIVE, Index, operand_index, result_index
-from egcompile.ir.node import Node, topological
+from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
 
 Indices = tuple[Index, ...]
@@ -57,6 +57,7 @@ class Walk:
 
     descend    the index at which a reduction's operand is read, given the reduction and its index; None
                where this nest cannot reduce it
+    given      reductions whose result is known, and at which index
     loads      input nodes with their indices
     reductions (reduction, index), operands before users
     blocked    reductions that must be in memory before this nest runs
@@ -64,6 +65,7 @@ class Walk:
     """
 
     descend: Callable[[Node, Indices], Indices | None]
+    given: Mapping[Node, Indices] = field(default_factory=dict)
     loads: dict[tuple[Node, Indices], None] = field(default_factory=dict)
     reductions: dict[tuple[Node, Indices], None] = field(default_factory=dict)
     blocked: dict[Node, None] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class Walk:
 
     def fits(self, node: Node, index: Indices) -> bool:
         """Visits `node` at `index`, unless something below it is blocked; then nothing is recorded."""
-        trial = Walk(self.descend)
+        trial = Walk(self.descend, self.given)
         trial.visit(node, index)
         if trial.blocked:
             return False
@@ -83,6 +85,8 @@ class Walk:
         if (node, index) in self._seen:
             return
         self._seen.add((node, index))
+        if node in self.given and self.given[node] == index:
+            return
         if whole and node.op.name not in ("full", "iota"):
             self.known.setdefault(node, index)
         match node.op.kind, node.op.name:
@@ -118,6 +122,3 @@ class Walk:
                 start += operand.shape[axis]
             self.visit(operand, (*index[:axis], where, *index[axis + 1 :]), whole=False, guarded=True)
 
-
-def reductions_below(node: Node) -> list[Node]:
-    return [n for n in topological([node]) if n.op.kind is Kind.REDUCTION]

@@ -16,7 +16,7 @@ from egcompile.ops.opdef import Kind
 def lower(graph: Graph) -> Graph:
     """`graph` with every definition expanded, casts to their own type and detaches dropped.
 
-    What has no elements is gone: a sum over an empty axis is 0, a mean NaN. Raises CompileError for an op
+    A reduction over axes of size 1 is its operand. What has no elements is gone: a sum over an empty axis is 0, a mean NaN. Raises CompileError for an op
     that is one call of ATen, and for an empty axis that has no largest element.
     """
     done: dict[Node, tuple[Node, ...]] = {node: (node,) for node in graph.inputs}
@@ -55,6 +55,8 @@ def _simplified(node: Node, inputs: tuple[Node, ...]) -> Node:
         if name in ("amax", "amin"):
             raise CompileError(f"{name} over an empty axis: {node}")
         return constant(math.nan if name == "mean" else 0.0, node)
+    if node.op.kind is Kind.REDUCTION and node.shape == inputs[0].shape:
+        return inputs[0]
     if name == "pad" and not inputs[0].tensor.numel:
         return full(value=0.0, shape=node.shape, dtype=node.dtype)
     if name == "cat":

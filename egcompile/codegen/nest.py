@@ -1,0 +1,297 @@
+"""Loop nests: what one generated loop computes, and how a body is divided into them.
+
+A body without reductions is one pointwise nest. Otherwise the points of one reduction's operand, the
+anchor's, are laid out as `rows` x `cols`, and the nest is of one of two kinds:
+
+    rows      a program owns whole rows. Reductions over `cols` happen in place, in sequence; sums over
+              `rows` are accumulated across a program's rows (column partials)
+    columns   a program owns some columns and a share of the rows; there are only sums over rows
+
+What one nest cannot compute, another computes before it (a reduction that it needs in memory) or after it.
+Column partials are summed by a nest of their own, the finalize, planned as any other body.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from egcompile.codegen.heuristics import Config, Shape, columns_config, keeps_rows, rows_config
+from egcompile.codegen.index import Axis, Index, linear, offset, unravel
+from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
+from egcompile.ir.node import Node
+from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Buffer, Kernel
+from egcompile.target import Target
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """An output: the value that is computed, at which index, and at which index of the buffer it goes."""
+
+    name: str
+    buffer: Buffer
+    node: Node
+    index: Indices
+    where: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """A reduction over rows: each program has a partial result.
+
+    operand   the index at which the summand is read
+    index     the index of the result, over `cols` alone
+    """
+
+    node: Node
+    operand: Indices
+    index: Indices
+
+    @property
+    def total(self) -> bool:
+        """Whether columns are summed too."""
+        return not any(i.terms for i in self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """One loop nest over `kernel`'s body.
+
+    writes    outputs at each point or row
+    partials  reductions over rows, with the outputs `after` that are made from them
+    parts     programs that share the rows
+    """
+
+    kind: str
+    kernel: Kernel
+    rows: Axis
+    cols: Axis
+    walk: Walk
+    writes: tuple[Write, ...]
+    partials: tuple[Partial, ...]
+    after: tuple[Write, ...]
+    config: Config
+    parts: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether a tile spans all columns."""
+        return self.config.block_cols >= self.cols.size
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The points of the anchor's operand as rows x cols, each group of axes in memory order.
+
+    index     of the operand's element
+    kept      row-major position among the kept axes
+    reduced   row-major position among the reduced axes
+    """
+
+    kind: str
+    rows: Axis
+    cols: Axis
+    shape: tuple[int, ...]
+    index: Indices
+    kept: Index
+    reduced: Index
+    along_cols: bool
+
+    @property
+    def points(self) -> int:
+        return self.rows.size * self.cols.size
+
+    def default(self, node: Node) -> Indices | None:
+        """An index for a value of one element a point, or a row, by row-major position; None for others."""
+        if node.tensor.numel == self.points:
+            return unravel(linear(self.index, self.shape), node.shape)
+        if self.kind == "rows" and node.tensor.numel == self.rows.size:
+            return unravel(self.kept, node.shape)
+        return None
+
+    def descend(self, node: Node, index: Indices) -> Indices | None:
+        """Where a reduction over `cols` reads its operand; None where it is no such reduction."""
+        dims = node.attr("dims")
+        sizes = [node.inputs[0].shape[d] for d in dims]
+        extent = math.prod(sizes)
+        if extent == 1:
+            return index
+        axes = frozenset().union(*(i.axes for i in index))
+        if self.kind != "rows" or extent != self.cols.size or not axes <= {self.rows}:
+            return None
+        digits = dict(zip(dims, unravel(self.reduced, sizes)))
+        return tuple(digits.get(i, where) for i, where in enumerate(index))
+
+
+def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[Nest | None, list[int], Node]:
+    """The nest that computes some outputs of a body with reductions, the outputs it leaves, the anchor.
+
+    No nest: the anchor must be in memory before anything else can be computed.
+    """
+    reductions = [n for n in kernel.body.nodes if n.op.kind is Kind.REDUCTION]
+    inner = [r for r in reductions if _feeds_more(r, kernel.body.nodes)]
+    anchor = (inner or reductions)[0]
+    layout = _layout(anchor, "rows", kernel)
+    shape = Shape(layout.rows.size, layout.cols.size, 0, layout.along_cols)
+    fits = keeps_rows(shape, target)
+    if inner and not fits:
+        return None, list(range(len(kernel.outputs))), anchor
+    if not inner and not (fits and layout.along_cols):
+        layout = _layout(anchor, "columns", kernel)
+    nest, left = _classify(kernel, layout, anchor, target, config)
+    return nest, left, anchor
+
+
+def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
+    """Whether something larger than the reduction is computed from it."""
+    reached = {reduction}
+    for node in nodes:
+        if any(i in reached for i in node.inputs):
+            reached.add(node)
+    return any(n.tensor.numel > reduction.tensor.numel for n in reached)
+
+
+def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
+    shape, dims = anchor.inputs[0].shape, anchor.attr("dims")
+    strides = _strides(anchor.inputs[0], kernel)
+    groups = [i for i in range(len(shape)) if i not in dims], list(dims)
+    sizes = [math.prod(shape[i] for i in group) for group in groups]
+    names = ("row", "cols") if kind == "rows" else ("cols", "row")
+    axes = [Axis(name, size) for name, size in zip(names, sizes)]
+    index = [Index(())] * len(shape)
+    for group, axis in zip(groups, axes):
+        order = sorted(group, key=lambda i: (-strides[i], i))
+        for i, digit in zip(order, unravel(Index.of(axis), [shape[i] for i in order])):
+            index[i] = digit
+    kept, reduced = (linear([index[i] for i in g], [shape[i] for i in g]) for g in groups)
+    nearest = [min((strides[i] for i in g if shape[i] > 1 and strides[i]), default=2**62) for g in groups]
+    along_reduced = nearest[1] <= nearest[0]
+    rows, cols = axes if kind == "rows" else axes[::-1]
+    along_cols = along_reduced == (kind == "rows")
+    return Layout(kind, rows, cols, shape, tuple(index), kept, reduced, along_cols)
+
+
+def _strides(node: Node, kernel: Kernel) -> list[int]:
+    """How far memory moves along each axis of `node`, by the largest input below it."""
+    axes = [Axis(f"axis{i}", n) for i, n in enumerate(node.shape)]
+    walk = Walk(lambda reduction, index: None)
+    walk.visit(node, tuple(map(Index.of, axes)))
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    loads = sorted(walk.loads, key=lambda load: -load[0].tensor.numel)
+    if not loads:
+        return [math.prod(node.shape[i + 1 :]) for i in range(len(axes))]
+    where = offset(loads[0][1], buffers[loads[0][0]].strides)
+    return [abs(where.at({axis: 1}) - where.at({})) if axis.size > 1 else 0 for axis in axes]
+
+
+def _classify(
+    kernel: Kernel, layout: Layout, anchor: Node, target: Target, config: Config | None
+) -> tuple[Nest | None, list[int]]:
+    """What of the kernel's outputs the layout can compute, as a nest, and the outputs that are left."""
+    walk = Walk(layout.descend)
+    walk.fits(anchor.inputs[0], layout.index)
+    sums, others, left = [], [], []
+    outputs = list(zip(kernel.body.output_names, kernel.body.outputs, kernel.outputs))
+    for i, (name, node, buffer) in enumerate(outputs):
+        root, movements = peel(node)
+        if (found := _partials(root, layout, walk)) is not None:
+            write = Write(name, buffer, root, (), ())
+            sums.append((i, write, found))
+        elif (index := _index_for(root, layout, walk)) is not None and walk.fits(root, index):
+            others.append(Write(name, buffer, root, index, unpeel(index, movements)))
+        else:
+            left.append(i)
+    tiles = len({n for n, index in walk.loads if 2 * n.tensor.numel > layout.points}) + len(others)
+    shape = Shape(layout.rows.size, layout.cols.size, tiles, layout.along_cols)
+    settings = _settings(layout, shape, bool(sums), target).override(config)
+    if layout.kind == "rows" and settings.block_cols < layout.cols.size:
+        # A row that is not held whole has no registers for column sums: they get a nest of their own.
+        wide = [i for i, _, found in sums if not all(p.total for p in found)]
+        sums, left = [s for s in sums if s[0] not in wide], sorted({*left, *wide})
+        settings = _settings(layout, shape, bool(sums), target).override(config)
+    if not others and not sums:
+        return None, left
+    tiles_of_rows = -(-layout.rows.size // settings.block_rows)
+    parts = min(settings.programs or 1, tiles_of_rows) if sums else 1
+    partials = {p.node: p for _, _, found in sums for p in found}
+    after = tuple(_after(write, kernel, i, partials) for i, write, _ in sums)
+    nest = Nest(
+        layout.kind,
+        kernel,
+        layout.rows,
+        layout.cols,
+        walk,
+        tuple(others),
+        tuple(partials.values()),
+        after,
+        settings,
+        max(parts, 1),
+    )
+    return nest, left
+
+
+def _settings(layout: Layout, shape: Shape, sums: bool, target: Target) -> Config:
+    if layout.kind == "rows":
+        return rows_config(shape, sums, target)
+    return columns_config(shape, target)
+
+
+def _index_for(root: Node, layout: Layout, walk: Walk) -> Indices | None:
+    """The index at which an output's value is computed: as it meets values that the nest has anyway."""
+    if (default := layout.default(root)) is None:
+        return None
+    index = align(root, walk.known) or default
+    axes = frozenset().union(*(i.axes for i in index))
+    if root.tensor.numel != layout.points and not axes <= {layout.rows}:
+        return None
+    return index
+
+
+def _partials(root: Node, layout: Layout, walk: Walk) -> list[Partial] | None:
+    """The sums over rows from which `root` is made, if it is made from such alone."""
+    if layout.rows.size == 1:
+        return None
+    found: list[Partial] = []
+    seen: set[Node] = set()
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op.kind is not Kind.REDUCTION:
+            pending.extend(node.inputs)
+            continue
+        if (partial := _partial(node, layout, walk)) is None:
+            return None
+        found.append(partial)
+    return found or None
+
+
+def _partial(node: Node, layout: Layout, walk: Walk) -> Partial | None:
+    operand = node.inputs[0]
+    index = _index_for(operand, layout, walk)
+    if index is None:
+        return None
+    dims = node.attr("dims")
+    result = tuple(Index(()) if i in dims else where for i, where in enumerate(index))
+    axes = frozenset().union(*(i.axes for i in result))
+    kept = node.tensor.numel
+    whole_columns = operand.tensor.numel == layout.points and kept == layout.cols.size
+    if not axes <= {layout.cols} or not (kept == 1 or whole_columns):
+        return None
+    if kept == 1 and layout.kind == "columns" and layout.cols.size > 1:
+        return None
+    return Partial(node, index, result) if walk.fits(operand, index) else None
+
+
+def _after(write: Write, kernel: Kernel, position: int, partials: dict[Node, Partial]) -> Write:
+    """An output made of sums over rows, at the index that follows from theirs; with no index if none does."""
+    given = {node: p.index for node, p in partials.items()}
+    root, movements = peel(kernel.body.outputs[position])
+    index = align(root, given)
+    if index is None or not Walk(lambda node, where: None, given).fits(root, index):
+        return write
+    return Write(write.name, write.buffer, root, index, unpeel(index, movements))
