@@ -26,6 +26,7 @@ def unfused(table: Choices, known: Facts) -> Plan:
         for position, k in enumerate(table.operands[n]):
             if (m := kernels.constant(n, position, n)) is not None:
                 kernel.computed[k] = m
+                kernel.inlined.add((n, position))
             else:
                 kernel.reads[k] = None
         return kernel
@@ -41,7 +42,6 @@ def greedy(
     readers = _readers(table, pick)
     around = {n: kernel for kernel in candidates for n in kernel.nodes}
     edges = {id(kernel): _by_node(kernel) for kernel in candidates}
-    kernels = Kernels(table, known)
 
     def single(n: int) -> PlannedKernel:
         kernel = around[n]
@@ -51,17 +51,17 @@ def greedy(
             m = stack.pop()
             if table.owner[m] != kernel.root or not kernel.owner:
                 planned.computed[table.owner[m]] = m
-            for position, k in enumerate(table.operands[m]):
-                if (constant := kernels.constant(m, position, n)) is not None:
-                    planned.computed[k] = constant
+            for position, constant in kernel.constants.get(m, ()):
+                planned.computed[table.owner[constant]] = constant
+                planned.inlined.add((m, position))
             for edge in edges[id(kernel)].get(m, ()):
                 picked = pick[edge.operand]
-                if not edge.readable:
-                    stack.append(picked if picked in edge.inline else edge.inline[0])
-                elif picked in edge.inline and readers[edge.operand] == 1:
-                    stack.append(picked)
-                else:
+                alone = picked in edge.inline and readers[edge.operand] == 1
+                if edge.readable and not alone:
                     planned.reads[edge.operand] = None
+                else:
+                    stack.append(picked if picked in edge.inline else edge.inline[0])
+                    planned.inlined.add((m, edge.position))
         return planned
 
     return _assemble(table, pick, lambda n: known.viewable[n] and known.memory[table.operands[n][0]], single)

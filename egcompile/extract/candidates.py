@@ -36,7 +36,8 @@ class Candidate:
     nodes       the e-nodes that it may be made around: one for a named kernel, a contraction or a call
     owner       whether it is one of the latter, which no loop computes
     members     class -> e-nodes that may be computed inside, the root of a loop kernel among them
-    edges       operands of all these, constants left out: they are part of every kernel
+    edges       operands of all these, but for constants
+    constants   e-node -> (operand position, constant): they are part of every kernel that asks for them
     covering    member -> edges through which all of it is computed just once, if the reader's value is
     storable    members that may be outputs besides the root
     spaces      rows of the row reductions among the members
@@ -48,6 +49,7 @@ class Candidate:
     owner: bool
     members: dict[int, list[int]] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
+    constants: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     covering: dict[int, list[Edge]] = field(default_factory=dict)
     storable: list[int] = field(default_factory=list)
     spaces: dict[Space, list[int]] = field(default_factory=dict)
@@ -184,8 +186,10 @@ class Kernels:
     def _edges(self, kernel: Candidate, n: int, usable: dict[int, list[Edge]]) -> bool:
         table, known, root = self.table, self.known, kernel.nodes[0]
         edges = []
+        kernel.constants[n] = []
         for position, k in self._operands(n):
-            if self.constant(n, position, root) is not None:
+            if (constant := self.constant(n, position, root)) is not None:
+                kernel.constants[n].append((position, constant))
                 continue
             members = kernel.members.get(k, ())
             inline = tuple(m for m in self.inline(n, position, root) if m in members)

@@ -25,12 +25,14 @@ class Decoder:
     ) -> None:
         self.table, self.known, self.kernels, self.at = table, known, kernels, at
         self.edges: list[dict[int, list[Edge]]] = []
+        self.constants: list[dict[int, list[tuple[int, int]]]] = []
         self.makers: dict[int, list[int]] = defaultdict(list)
         for i, kernel in enumerate(kernels):
             edges: dict[int, list[Edge]] = defaultdict(list)
             for edge in kernel.edges:
                 edges[edge.node].append(edge)
             self.edges.append(edges)
+            self.constants.append(kernel.constants)
             self.makers[kernel.root].append(i)
             for c in kernel.storable:
                 self.makers[c].append(i)
@@ -116,21 +118,16 @@ class Decoder:
             inline = []
             for edge in self.edges[i].get(n, ()):
                 m = next((m for m in edge.inline if values[at.computed[i, m]]), None)
-                if m is not None:
-                    inline.append(m)
-                else:
+                if m is None:
                     planned.reads[edge.operand] = None
+                else:
+                    inline.append(m)
+                    planned.inlined.add((n, edge.position))
+            for position, constant in self.constants[i].get(n, ()):
+                order[table.owner[constant]] = constant
+                planned.inlined.add((n, position))
             stack.extend((m, False) for m in reversed(inline))
-        for c, n in reversed(order.items()):
-            planned.computed[c] = n
-        constants = {
-            k: m
-            for n in [root, *planned.computed.values()]
-            for k in table.operands[n]
-            for m in table.nodes[k]
-            if table.role(m) is Role.CONSTANT and k not in planned.reads
-        }
-        planned.computed |= constants
+        planned.computed = order
         if kernel.owner:
             del planned.computed[kernel.root]
         return planned

@@ -34,11 +34,14 @@ MOST_CUTS = 50
 class KernelPlan:
     """One launch or call: made around `root`, computing `nodes` inside, operands first.
 
-    `reads` are in memory before, `writes` after; projections stand for a root of several outputs.
+    inlined   (reader, operand position) computed inside, not read from memory
+    reads     values that are in memory before
+    writes    values that are after; projections of a root of several outputs among them
     """
 
     root: Node
     nodes: tuple[Node, ...]
+    inlined: frozenset[tuple[Node, int]]
     reads: tuple[Node, ...]
     writes: tuple[Node, ...]
 
@@ -104,14 +107,7 @@ class Extraction:
     @property
     def inlined(self) -> frozenset[tuple[Node, int]]:
         """(reader, operand position) pairs where some kernel computes the operand inside itself."""
-        return frozenset(
-            (reader, position)
-            for kernel in self.kernels
-            for inside in [frozenset(kernel.nodes)]
-            for reader in (kernel.root, *kernel.nodes)
-            for position, operand in enumerate(reader.inputs)
-            if operand in inside and operand not in kernel.reads
-        )
+        return frozenset(edge for kernel in self.kernels for edge in kernel.inlined)
 
 
 def extract(
@@ -217,6 +213,7 @@ def _extraction(
         KernelPlan(
             nodes[kernel.root],
             tuple(nodes[c] for c in sorted(kernel.computed)),
+            frozenset((nodes[table.owner[n]], position) for n, position in kernel.inlined),
             tuple(nodes[c] for c in kernel.reads),
             tuple(nodes[c] for c in kernel.writes),
         )

@@ -19,7 +19,8 @@ class PlannedKernel:
 
     root      the class it is made for; a tuple's for a named kernel of several outputs
     node      the e-node that it is made around
-    computed  class -> e-node, of the loops computed inside; readers before operands
+    computed  class -> e-node, of the loops and constants computed inside
+    inlined   (e-node, operand position) computed inside; other operands are read
     reads     classes read from memory
     writes    classes written, projections where the root is a tuple
     """
@@ -27,6 +28,7 @@ class PlannedKernel:
     root: int
     node: int
     computed: dict[int, int] = field(default_factory=dict)
+    inlined: set[tuple[int, int]] = field(default_factory=set)
     reads: dict[int, None] = field(default_factory=dict)
     writes: dict[int, None] = field(default_factory=dict)
 

@@ -1,0 +1,105 @@
+"""Kernel bodies: the graph that a planned kernel computes, over leaves for what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from egcompile.extract.extraction import KernelPlan
+from egcompile.ir.buffer import Buffer
+from egcompile.ir.graph import Graph
+from egcompile.ir.node import Node, topological
+from egcompile.ops.core import input as input_op
+from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Kernel
+
+MOST_WORDS = 4
+"""Ops that a kernel's name tells of."""
+
+ALIGNMENT = 16
+"""Bytes to which memory accesses are wide; how far a view starts off it is part of a kernel's layout."""
+
+_SILENT = ("cast", "stop_gradient")
+
+
+class Kernels:
+    """Kernels by what they compute: equal work on equal layouts is one kernel, however often it is launched."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Kernel] = {}
+
+    def of(
+        self, plan: KernelPlan, buffers: Mapping[Node, Buffer]
+    ) -> tuple[Kernel, tuple[Node, ...], tuple[Node, ...]]:
+        """The kernel of a plan, and the values that are its arguments: inputs, outputs."""
+        writes = _in_order(plan)
+        leaves: dict[Node, Node] = {}
+        outputs = _body(plan, writes, leaves)
+        inputs = tuple(_aligned(buffers[node]) for node in leaves)
+        written = tuple(buffers[node] for node in writes)
+        key = (outputs, tuple(leaves.values()), inputs, written)
+        if key not in self._known:
+            body = Graph(tuple(leaves.values()), outputs)
+            name = f"{_words(plan, body)}_{len(self._known)}"
+            self._known[key] = Kernel(name, body, inputs, written)
+        return self._known[key], tuple(leaves), writes
+
+
+def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
+    """What a kernel writes, in an order that depends on its body alone: the root's outputs, then operands'."""
+    inside = {node: i for i, node in enumerate(plan.nodes)}
+    own = [n for n in plan.writes if n is plan.root or n not in inside]
+    own.sort(key=lambda n: n.attr("index") if n.op.kind is Kind.PROJECTION else 0)
+    side = sorted((n for n in plan.writes if n not in own), key=inside.__getitem__)
+    return (*own, *side)
+
+
+def _body(plan: KernelPlan, writes: tuple[Node, ...], leaves: dict[Node, Node]) -> tuple[Node, ...]:
+    """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met."""
+    made: dict[Node, Node] = {}
+
+    def leaf(node: Node) -> Node:
+        if node not in leaves:
+            leaves[node] = input_op(name=f"x{len(leaves)}", shape=node.shape, dtype=node.dtype)
+        return leaves[node]
+
+    def make(root: Node) -> Node:
+        stack = [(root, False)]
+        while stack:
+            node, expanded = stack.pop()
+            if node in made:
+                continue
+            inside = [(node, i) in plan.inlined for i in range(len(node.inputs))]
+            if expanded:
+                operands = tuple(made[x] if own else leaf(x) for x, own in zip(node.inputs, inside))
+                made[node] = Node.make(node.op, operands, node.attrs)
+            else:
+                stack.append((node, True))
+                stack.extend((x, False) for x, own in reversed([*zip(node.inputs, inside)]) if own)
+        return made[root]
+
+    make(plan.root)
+    inside = set(plan.nodes)
+    return tuple(
+        make(node) if node is plan.root or node in inside else made[plan.root][node.attr("index")]
+        for node in writes
+    )
+
+
+def _aligned(buffer: Buffer) -> Buffer:
+    """A kernel sees a view from its first element on: of the offset only the alignment is left."""
+    wide = max(ALIGNMENT // buffer.type.dtype.itemsize, 1)
+    return Buffer(buffer.type, buffer.strides, buffer.offset % wide)
+
+
+def _words(plan: KernelPlan, body: Graph) -> str:
+    """The ops that do the work, in order, each named once; movement only where there is nothing else."""
+    working = [Kind.POINTWISE, Kind.REDUCTION, Kind.COMPOSITE]
+    names = dict.fromkeys(
+        n.op.name for n in topological(body.outputs) if n.op.kind in working and n.op.name not in _SILENT
+    )
+    words = list(names) or [plan.root.op.name]
+    if len(words) > MOST_WORDS:
+        words = [*words[: MOST_WORDS - 1], words[-1]]
+    return "_".join(words)
+
+
