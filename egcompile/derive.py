@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from egcompile.differentiable import carries_gradient, gradient_operands, row_of, with_derivatives
-from egcompile.errors import NoGradientRule
+from egcompile.errors import NoGradientRule, TypeMismatch
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.node import Node
+from egcompile.ir.types import TensorType
 from egcompile.language.encode import application, attr_literals, literal
 from egcompile.language.render import vjp_constructor, vjp_declaration, vjp_ops, vjp_rules
 from egcompile.language.session import RULESET, Contents, Session
@@ -37,12 +38,14 @@ def derive(
     *,
     exactness: Collection[Exactness] = ("exact", "reassociating"),
     rules: Mapping[str, Rule] = RULES,
+    keep_stops: bool = False,
 ) -> Joint:
     """The joint graph of `graph` and its gradients with respect to the inputs that are `needed`.
 
     `cotangent_mask` says which outputs have a cotangent (all, if None; never one of integers). Their inputs
     are named `ct_<output>`, the gradients `grad_<input>`; a joint graph can be derived again, and then its
-    new ones are `ct2_...` and `grad2_...`. Raises NoGradientRule for an op with no derivative on the way.
+    new ones are `ct2_...` and `grad2_...`; for that, `keep_stops` leaves each `stop_gradient` in. Raises
+    NoGradientRule for an op with no derivative on the way.
     """
     mask = [True] * len(graph.outputs) if cotangent_mask is None else cotangent_mask
     wanted = [has and carries_gradient(o) for has, o in zip(mask, graph.outputs, strict=True)]
@@ -55,7 +58,8 @@ def derive(
     )
     backward = _Backward(forward, paths, reached)
     gradients, origins = backward.run(cotangents, needed)
-    return _without_stops(_joint(forward, cotangents, gradients, origins))
+    joint = _joint(forward, cotangents, gradients, origins)
+    return joint if keep_stops else _without_stops(joint)
 
 
 def _cotangent(output: Node, name: str, taken: Collection[str]) -> Node:
@@ -111,7 +115,7 @@ class _Backward:
         self.reached = reached
         self.rows = {node: row for node, outputs in reached.items() if (row := row_of(node, outputs))}
         self.cotangent: dict[Node, int] = {}
-        self.terms: dict[int, tuple[Node, str]] = {}  # a handle -> the node behind it, and what it stands for
+        self.terms: dict[int, tuple[Node, TensorType, str]] = {}  # a handle -> its node, type and meaning
         rows = list(dict.fromkeys(self.rows.values()))
         ops = {add, input, *(n.op for n in forward.nodes)}.union(*map(vjp_ops, rows))
         self.session = Session(sorted(ops, key=lambda op: op.name))
@@ -183,7 +187,7 @@ class _Backward:
 
     def _put(self, text: str, like: Node, node: Node, what: str) -> int:
         handle = self.session.encoder.put(text, like.tensor)
-        self.terms[handle] = node, what
+        self.terms[handle] = node, like.tensor, what
         return handle
 
     def _read(self, contents: Contents) -> tuple[dict[int, Node], dict[Node, frozenset[str]]]:
@@ -201,13 +205,13 @@ class _Backward:
                     origins[node_of[c]] = origin
             return node_of[c]
 
-        for handle, (node, what) in self.terms.items():  # operands come first, so `build` does not go deep
+        for handle, (node, type, what) in self.terms.items():  # operands first: `build` does not go deep
             c = contents.class_of[handle]
             origin = self.forward.origins.get(node, frozenset())
+            where = f"{what} of {node}" + (f" ({', '.join(sorted(origin))})" if origin else "")
             if c not in node_of and c not in contents.classes:
-                where = f" ({', '.join(sorted(origin))})" if origin else ""
-                raise NoGradientRule(
-                    f"no rule rewrote the derivative of {node.op.name}, {what}{where}: {node}"
-                )
+                raise NoGradientRule(f"no rule rewrote the cotangent of {where}")
             built[handle] = build(c, frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin))
+            if built[handle].type != type:
+                raise TypeMismatch(f"the vjp of {node.op.name} gives {built[handle]!r} for {where}")
         return built, origins

@@ -116,5 +116,11 @@ sdpa_backward = register(
         type_rule=lambda q, k, v, out, lse, ct, scale, causal: (q, k, v),
         definition=_sdpa_backward_math,
         flops=lambda q, k, v, out, lse, ct: 10 * q.numel * k.shape[2],
+        samples=(
+            Sample(
+                (*_PLAIN.operands, "f64[1,2,3,4]", "f64[1,2,3]", "f64[1,2,3,4]"),
+                {"scale": 0.5, "causal": True},
+            ),
+        ),
     )
 )

@@ -19,6 +19,7 @@ from egcompile.ops import (
     TensorType,
     abs,
     add,
+    add_layer_norm,
     add_rms_norm,
     amax,
     amin,
@@ -264,21 +265,43 @@ vjp(
 )
 
 
-def _add_rms_norm_both(
-    x: Pattern, r: Pattern, w: Pattern, eps: Any, first: Any, ys: Any, cts: Any
-) -> tuple[Pattern, ...]:
-    dx, dw = rms_norm_backward(ys[0], w, ys[2], cts[1], first)
-    total = add(dx, cts[0])
-    return total, total, dw
+# ---- a skip connection's sum with the norm behind it: y0 is the sum, y1 the normalized ----
+def _through(dx: Pattern, skip: Pattern | None) -> tuple[Pattern, Pattern]:
+    total = dx if skip is None else add(dx, skip)
+    return total, total
 
 
-def _add_rms_norm_y(
-    x: Pattern, r: Pattern, w: Pattern, eps: Any, first: Any, ys: Any, ct: Any
-) -> tuple[Pattern, ...]:
-    dx, dw = rms_norm_backward(ys[0], w, ys[2], ct, first)
-    return dx, dx, dw
+def _add_rms_norm(h: Pattern, w: Pattern, rstd: Pattern, first: Any, ct: Pattern, skip: Any = None) -> Any:
+    dx, dw = rms_norm_backward(h, w, rstd, ct, first)
+    return *_through(dx, skip), dw
+
+
+def _add_layer_norm(
+    h: Pattern, w: Pattern, mean: Pattern, rstd: Pattern, ct: Pattern, skip: Any = None
+) -> Any:
+    dx, dw, db, _ = layer_norm_backward(h, w, mean, rstd, ct)
+    return *_through(dx, skip), dw, db
 
 
 vjp(add_rms_norm, lambda x, r, w, eps, first, ct: (ct, ct, None), cts=(0,))
-vjp(add_rms_norm, _add_rms_norm_y, cts=(1,))
-vjp(add_rms_norm, _add_rms_norm_both, cts=(0, 1))
+vjp(
+    add_rms_norm,
+    lambda x, r, w, eps, first, ys, ct: _add_rms_norm(ys[0], w, ys[2], first, ct),
+    cts=(1,),
+)
+vjp(
+    add_rms_norm,
+    lambda x, r, w, eps, first, ys, cts: _add_rms_norm(ys[0], w, ys[2], first, cts[1], cts[0]),
+    cts=(0, 1),
+)
+vjp(add_layer_norm, lambda x, r, w, b, eps, ct: (ct, ct, None, None), cts=(0,))
+vjp(
+    add_layer_norm,
+    lambda x, r, w, b, eps, ys, ct: _add_layer_norm(ys[0], w, ys[2], ys[3], ct),
+    cts=(1,),
+)
+vjp(
+    add_layer_norm,
+    lambda x, r, w, b, eps, ys, cts: _add_layer_norm(ys[0], w, ys[2], ys[3], cts[1], cts[0]),
+    cts=(0, 1),
+)
