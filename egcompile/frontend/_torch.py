@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -26,8 +27,10 @@ from torch.export.exported_program import (
     _split_decomp_table_to_cia_and_python_decomp,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.proxy import TracerBase
 from torch.utils import _pytree as pytree
 
+import egcompile
 from egcompile.errors import TraceError
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
@@ -41,14 +44,25 @@ _DATA_DEPENDENT = (
 TreeSpec = pytree.TreeSpec
 OpOverload = torch._ops.OpOverload
 
-_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_LIBRARIES = tuple(path + os.sep for package in (torch, egcompile) for path in package.__path__)
+
+
+def source_line(trace: str | Sequence[tuple[str, str]]) -> str:
+    """The innermost frame of a stack that is the user's, as `model.py:42`; "" if there is none."""
+    frames = _FRAME.findall(trace) if isinstance(trace, str) else trace
+    for file, line in reversed(frames):
+        if not file.startswith(_LIBRARIES) and not file.startswith("<frozen"):
+            return f"{os.path.basename(file)}:{line}"
+    return ""
 
 
 def trace_error(tool: str, error: Exception) -> TraceError:
     """What an exception inside of torch's tracing means to the one who called."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    place = _USER_CODE.findall(str(error))
-    where = f", at {os.path.basename(place[-1][0])}:{place[-1][1]}" if place else ""
+    frames = [(f.filename, str(f.lineno)) for f in traceback.extract_tb(error.__traceback__)]
+    place = source_line(frames) or source_line(str(error))
+    where = f", at {place}" if place else ""
     if isinstance(error, _DATA_DEPENDENT):
         return TraceError(
             "the model's control flow, a shape or a Python number depends on the data of a tensor: "
@@ -80,7 +94,14 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The pre-dispatch program of `module`, static in every size."""
-    return torch.export.export(module, args, kwargs, strict=False)
+    with mock.patch.object(TracerBase, "_filter_traceback_frames", _frames_of_the_model, create=True):
+        return torch.export.export(module, args, kwargs, strict=False)
+
+
+def _frames_of_the_model(_: TracerBase, stack: traceback.StackSummary) -> traceback.StackSummary:
+    """The model's own calls, of whatever name; torch keeps those of functions called `forward`."""
+    start = next((i for i, frame in enumerate(stack) if frame.name == "forward"), len(stack))
+    return traceback.StackSummary.from_list(stack[start:])
 
 
 def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:

@@ -57,43 +57,61 @@ class Imported:
     requires_grad: tuple[bool, ...]
 
 
-def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported:
-    """Imports what Dynamo captured, for the sizes and numbers of `example_inputs`; `gm` stays as it is.
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A captured graph made ready to import for several sizes.
 
-    Raises UnsupportedOp for an ATen op outside the table, and TraceError where the graph would lose what
-    the code does: a custom autograd.Function, or an argument that requires grad and is changed in place.
+    Made while the backend is called: afterwards Dynamo forgets where its inputs came from.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    _refuse_lost_gradients(gm)
-    if any(True for _ in gm.parameters()):
-        raise TraceError(
-            "the captured graph owns parameters; set torch._dynamo.config.inline_inbuilt_nn_modules"
+
+    gm: fx.GraphModule
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(gm: fx.GraphModule) -> Capture:
+        """Raises TraceError where AOTAutograd would lose a gradient's meaning; `gm` stays as it is."""
+        _refuse_lost_gradients(gm)
+        if any(True for _ in gm.parameters()):
+            raise TraceError(
+                "the captured graph owns parameters; set inline_inbuilt_nn_modules in torch._dynamo"
+            )
+        names = tuple(map(_input_name, gm.graph.find_nodes(op="placeholder")))
+        ready = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        _wrapped_numbers_stay_tensors(ready)
+        detach_no_grad_values(ready)
+        return Capture(ready, names)
+
+    def specialize(self, args: Sequence[Any]) -> Imported:
+        """The graph for the sizes and numbers of `args`.
+
+        Raises UnsupportedOp for an ATen op outside the table, and TraceError for what depends on data or
+        changes an argument that requires grad in place.
+        """
+        functional, signature = _trace(self.gm, args)
+        tensors = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
+        bindings: list[Binding] = [Constant(_torch.static_number(x)) for x in args]
+        for i, name in zip(tensors, identifiers([self.names[i] for i in tensors]), strict=True):
+            bindings[i] = name
+        imported = import_fx(functional, bindings)
+        _verify_outputs(self.gm, functional)
+        mutated = _mutated(functional, signature, imported)
+        for index, _ in mutated:
+            if args[index].requires_grad:
+                raise TraceError(f"{self.names[index]} requires grad and is changed in place; clone it first")
+        return Imported(
+            graph=imported.graph,
+            input_indices=tuple(tensors),
+            constants=imported.constants,
+            numbers=tuple((i, b.value) for i, b in enumerate(bindings) if isinstance(b, Constant)),
+            outputs=_outputs(self.gm, imported.outputs[len(mutated) :]),
+            mutated=mutated,
+            requires_grad=(*(args[i].requires_grad for i in tensors), *(False for _ in imported.constants)),
         )
-    plain = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    _wrapped_numbers_stay_tensors(plain)
-    detach_no_grad_values(plain)
-    functional, signature = _trace(plain, example_inputs)
-    tensors = [i for i, x in enumerate(example_inputs) if isinstance(x, Tensor)]
-    names = identifiers([_input_name(placeholders[i]) for i in tensors])
-    bindings: list[Binding] = [Constant(_torch.static_number(x)) for x in example_inputs]
-    for i, name in zip(tensors, names, strict=True):
-        bindings[i] = name
-    imported = import_fx(functional, bindings)
-    _verify_outputs(plain, functional)
-    mutated = _mutated(functional, signature, imported)
-    _refuse_gradients_of(mutated, placeholders, example_inputs)
-    return Imported(
-        graph=imported.graph,
-        input_indices=tuple(tensors),
-        constants=imported.constants,
-        numbers=tuple((i, b.value) for i, b in enumerate(bindings) if isinstance(b, Constant)),
-        outputs=_outputs(plain, imported.outputs[len(mutated) :]),
-        mutated=mutated,
-        requires_grad=(
-            *(example_inputs[i].requires_grad for i in tensors),
-            *(False for _ in imported.constants),
-        ),
-    )
+
+
+def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported:
+    """What Dynamo captured, for the sizes and numbers of `example_inputs`: see `Capture`."""
+    return Capture.of(gm).specialize(example_inputs)
 
 
 def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
@@ -144,23 +162,15 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
     return tuple(changed)
 
 
-def _refuse_gradients_of(
-    mutated: Sequence[tuple[int, int]], placeholders: Sequence[fx.Node], example_inputs: Sequence[Any]
-) -> None:
-    for index, _ in mutated:
-        if example_inputs[index].requires_grad:
-            name = _input_name(placeholders[index])
-            raise TraceError(f"{name} requires grad and is changed in place; clone it first")
-
-
 def _outputs(gm: fx.GraphModule, slots: Sequence[int | Constant]) -> tuple[int | Argument | Constant, ...]:
     """The outputs, those that are an argument itself (after a change in place, say) marked so."""
-    placeholders = {id(_example(n)): i for i, n in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    arguments = {
+        id(example): Argument(i)
+        for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+        if isinstance(example := _example(node), Tensor)
+    }
     return tuple(
-        Argument(placeholders[id(_example(node))])
-        if isinstance(node, fx.Node) and id(_example(node)) in placeholders and isinstance(slot, int)
-        else slot
-        for node, slot in zip(_returned(gm), slots, strict=True)
+        arguments.get(id(_example(node)), slot) for node, slot in zip(_returned(gm), slots, strict=True)
     )
 
 
@@ -168,7 +178,7 @@ def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> Non
     """A float that became a tensor could change a dtype, since it promotes unlike a Python number."""
     returned, computed = _returned(captured), _returned(functional)
     for node, result in zip(returned, computed[len(computed) - len(returned) :], strict=True):
-        wanted, found = (_example(n) if isinstance(n, fx.Node) else None for n in (node, result))
+        wanted, found = _example(node), _example(result)
         if isinstance(wanted, Tensor) and isinstance(found, Tensor) and wanted.dtype != found.dtype:
             raise TraceError(
                 f"output {node} came out as {found.dtype}, not {wanted.dtype}: a Python float that changes "
@@ -180,5 +190,6 @@ def _returned(gm: fx.GraphModule) -> list[Any]:
     return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _example(node: fx.Node) -> Any:
-    return node.meta.get("example_value", node.meta.get("val"))
+def _example(node: Any) -> Any:
+    """The example of an fx node's value; None for an output that is a Python value."""
+    return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, fx.Node) else None

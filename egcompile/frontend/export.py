@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
 
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
 from egcompile.frontend import _torch
@@ -110,7 +111,23 @@ class _Function(nn.Module):
         self._function = function
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
+        with _NoForeignGradients():
+            return self._function(*args, **kwargs)
+
+
+class _NoForeignGradients(TorchFunctionMode):
+    """Refuses tensors from outside that need a gradient: torch.export would make them constants."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for leaf in _torch.flatten((args, kwargs))[0]:
+            if type(leaf) in (Tensor, nn.Parameter) and leaf.requires_grad:
+                raise TraceError(
+                    f"the function closes over a tensor {TensorType.of(leaf)} that needs a gradient: "
+                    "pass it as an argument, or trace the module that owns it"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,20 +245,10 @@ def _bindings(program: ExportedProgram, parameters: Mapping[str, str], call: _Ca
             case InputKind.PARAMETER | InputKind.BUFFER:
                 bindings.append(known[parameters[str(spec.target)]])
             case InputKind.CONSTANT_TENSOR:
-                bindings.append(_constant(program, str(spec.target)))
+                bindings.append(program.constants[str(spec.target)])
             case InputKind.USER_INPUT:
                 leaf = next(leaves)
                 bindings.append(next(inputs) if isinstance(leaf, Tensor) else Constant(leaf))
             case _:
                 raise TraceError(f"the model has an input of kind {spec.kind.name}, which no graph can hold")
     return bindings
-
-
-def _constant(program: ExportedProgram, name: str) -> Tensor:
-    value = program.constants[name]
-    if not isinstance(value, Tensor) or value.requires_grad:
-        raise TraceError(
-            f"the traced code closes over {name}, a {type(value).__name__} that needs a gradient: "
-            "pass it as an argument, or trace the module that owns it"
-        )
-    return value

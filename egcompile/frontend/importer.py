@@ -160,6 +160,8 @@ class _Importer:
             raise TraceError(
                 f"{node.target} reads a number out of a tensor, so that the graph depends on data"
             )
+        if _is_dynamic(node.meta.get("val")):
+            raise TraceError(f"the shape of what {node.target} gives depends on data")
         if isinstance(node.target, OpOverload):
             arguments = [self._value(argument) for argument in _in_schema_order(node)]
             value = self.known.compute(node.target, arguments)
@@ -214,9 +216,13 @@ def _value_type(node: fx.Node) -> ValueType:
 def _tensor_type(node: fx.Node, value: Any) -> TensorType:
     if not isinstance(value, torch.Tensor):
         raise TraceError(f"{node.target} gives a {type(value).__name__}, not a tensor")
-    if not all(isinstance(n, int) for n in value.shape):
+    if _is_dynamic(value):
         raise TraceError(f"{node.target} has the dynamic shape {list(value.shape)}; shapes must be static")
     return _checked(TensorType.of(value), str(node.target))
+
+
+def _is_dynamic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not all(isinstance(n, int) for n in value.shape)
 
 
 def _checked(kind: TensorType, what: str) -> TensorType:

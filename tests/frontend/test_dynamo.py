@@ -1,0 +1,315 @@
+"""What Dynamo captures, imported: values, gradients, the calling convention, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
+
+from egcompile import ops
+from egcompile.frontend import trace
+from egcompile.frontend.dynamo import Argument, Capture, Imported, import_dynamo
+from tests.models import CASES, Case
+
+
+class Backend:
+    """Runs what was captured by the reference meaning of each op, for the sizes of each call."""
+
+    def __init__(self) -> None:
+        self.imported: list[Imported] = []
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., list[Any]]:
+        capture = Capture.of(gm)
+        self.imported.append(capture.specialize(example_inputs))
+
+        def call(*args: Any) -> list[Any]:
+            imported = capture.specialize(args)
+            tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
+            values = ops.evaluate(imported.graph, tensors)
+            for index, position in imported.mutated:
+                args[index].copy_(values[position])
+            return [
+                values[out]
+                if isinstance(out, int)
+                else args[out.index]
+                if isinstance(out, Argument)
+                else out.value
+                for out in imported.outputs
+            ]
+
+        return call
+
+    @property
+    def text(self) -> str:
+        return str(self.imported[-1].graph)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], Backend]:
+    backend = Backend()
+    return torch.compile(function, backend=backend, fullgraph=True, **options), backend
+
+
+def check(function: Callable[..., Any], *args: Any, **options: Any) -> Backend:
+    """Results and gradients of one call."""
+    call, backend = compiled(function, **options)
+    found, expected = call(*args), function(*args)
+    torch.testing.assert_close(found, expected)
+    inputs = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+    if inputs:
+        mine, theirs = (
+            torch.autograd.grad(y.sum(), inputs, allow_unused=True, materialize_grads=True)
+            for y in (found, expected)
+        )
+        torch.testing.assert_close(mine, theirs)
+    return backend
+
+
+@pytest.mark.parametrize(
+    "case", [CASES[n] for n in ("llama", "llama_hf", "mlp_silu", "residual_block")], ids=lambda c: c.name
+)
+def test_both_routes_give_one_graph(case: Case) -> None:
+    """The same nodes with the same origins, whichever way the model came in."""
+    model, inputs = case.make(torch.float64)
+    call, backend = compiled(model)
+    torch.testing.assert_close(call(*inputs), model(*inputs), rtol=1e-12, atol=1e-12)
+    traced, captured = trace(model, inputs).graph, backend.imported[0].graph
+    assert set(captured.outputs) == set(traced.outputs)
+    assert set(captured.inputs) == set(traced.inputs)
+    for node in traced.outputs:
+        assert captured.origins[node] == traced.origins[node]
+
+
+def test_inputs_are_named_by_their_place() -> None:
+    model, inputs = CASES["residual_block"].make(torch.float32)
+    call, backend = compiled(model)
+    call(*inputs)
+    (imported,) = backend.imported
+    found = [i.attr("name") for i in imported.graph.inputs]
+    assert found == ["x", "r", "norm_weight", "linear_weight", "linear_bias"]
+    assert imported.input_indices == (0, 1, 2, 3, 4)
+    assert imported.requires_grad == (False, False, True, True, True)
+
+
+def test_open_sizes_are_those_of_the_call() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.view(-1, 2, x.shape[1] // 2).sum(0), x * x.shape[0]
+
+    call, backend = compiled(function, dynamic=True)
+    for size in (3, 5):
+        x = torch.rand(size, 4)
+        torch.testing.assert_close(call(x), function(x))
+    (imported,) = backend.imported
+    assert {value for _, value in imported.numbers} == {3, 4}
+    assert imported.graph.inputs[0].shape == (3, 4)
+
+
+def test_a_float_that_changes_is_an_input() -> None:
+    def function(x: Tensor, scale: float) -> Tensor:
+        return x * scale + scale**2
+
+    call, backend = compiled(function)
+    x = torch.rand(3)
+    for scale in (0.3, 0.4, 0.5):
+        torch.testing.assert_close(call(x, scale), function(x, scale))
+    assert [len(i.graph.inputs) for i in backend.imported] == [1, 2]
+    integers = torch.arange(3)
+    call, _ = compiled(lambda x, s: x * s)
+    call(integers, 0.3)
+    with pytest.raises(Exception, match="pass it as a tensor"):
+        call(integers, 0.4)
+
+
+def test_constants_and_python_results() -> None:
+    backend = check(lambda x: (x + torch.tensor([1.0, 2.0, 4.0]), x * torch.tensor(3.0)), torch.rand(3))
+    (imported,) = backend.imported
+    assert [c.tolist() for c in imported.constants] == [[1.0, 2.0, 4.0]]
+    assert imported.graph.inputs[-1].attr("name") == "constant_0"
+
+
+# ---- changes in place ----
+
+
+def test_an_argument_changed_in_place() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(y)
+        return x * 2, x
+
+    call, backend = compiled(function)
+    x, y = torch.rand(3), torch.rand(3)
+    expected = (x + y) * 2
+    doubled, same = call(x, y)
+    assert same is x
+    torch.testing.assert_close(doubled, expected)
+    torch.testing.assert_close(x * 2, expected)
+    (imported,) = backend.imported
+    assert imported.outputs[1:] == () or imported.outputs[1] == Argument(0)
+
+
+def test_a_buffer_changed_in_place_stays_the_buffer() -> None:
+    class Counter(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x * self.count
+
+    model = Counter()
+    buffer = model.count
+    call, backend = compiled(model)
+    for expected in (1.0, 2.0):
+        assert torch.equal(call(torch.ones(2)), torch.full((2,), expected))
+    assert model.count is buffer
+    assert buffer.item() == 2
+    (imported,) = backend.imported
+    assert len(imported.mutated) == 1
+    assert Argument(imported.mutated[0][0]) in imported.outputs
+
+
+def test_local_changes_in_place_are_functional() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        y[0] = 1.0
+        y += 1
+        return y.mul_(3)
+
+    check(function, torch.rand(3, 4, requires_grad=True))
+
+
+# ---- gradients and autocast ----
+
+
+def test_no_grad_is_a_stop_gradient() -> None:
+    def function(w: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = (x @ w).mean()
+            with torch.enable_grad():
+                live = w * 3
+            first, second = x.chunk(2)
+        return (w * scale + live).sum() + first.sum() + second.sum() + w.detach().sum()
+
+    w, x = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4, requires_grad=True)
+    assert "stop_gradient" in check(function, w, x).text
+
+
+def test_a_checkpointed_region() -> None:
+    def function(w: Tensor, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.tanh(x @ w), x, use_reentrant=False)
+
+    check(function, torch.rand(3, 3, requires_grad=True), torch.rand(2, 3, requires_grad=True))
+
+
+def _autocast(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    with torch.autocast(x.device.type, torch.bfloat16):
+        y = F.linear(x, w, b)
+        hidden = F.rms_norm(F.gelu(y), (5,))
+        loss = F.cross_entropy(y, torch.zeros(3, dtype=torch.long, device=x.device))
+        with torch.autocast(x.device.type, enabled=False):
+            full = F.linear(hidden.float(), torch.ones(2, 5, device=x.device))
+        q = (y * 2).view(1, 1, 3, 5)
+        return y, hidden, loss, full, F.softmax(y, -1), F.scaled_dot_product_attention(q, q, q)
+
+
+def _check_autocast(device: str) -> None:
+    x, w, b = torch.rand(3, 4, device=device), torch.rand(5, 4, device=device), torch.rand(5, device=device)
+    expected = _autocast(x, w, b)
+    call, backend = compiled(_autocast)
+    found = call(x.cpu(), w.cpu(), b.cpu()) if device == "cpu" else None
+    if found is None:  # the reference runs where its leaves are: only the types are compared
+        backend_types = _captured_types(_autocast, x, w, b)
+        assert backend_types == [(tuple(y.shape), y.dtype) for y in expected]
+        return
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+        assert mine.dtype == theirs.dtype
+    assert "bf16[3,5] = matmul" in backend.text
+
+
+def _captured_types(function: Callable[..., Any], *args: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    types: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        outputs = import_dynamo(gm, example_inputs).graph.outputs
+        types.extend((node.shape, node.dtype) for node in outputs)
+        return gm.forward
+
+    torch.compile(function, backend=backend, fullgraph=True)(*args)
+    return types
+
+
+def test_autocast_regions_on_a_cpu() -> None:
+    _check_autocast("cpu")
+
+
+@pytest.mark.gpu
+def test_autocast_regions_on_a_gpu() -> None:
+    _check_autocast("cuda")
+
+
+def test_ambient_autocast() -> None:
+    call, backend = compiled(lambda x, w: F.linear(x, w))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert call(torch.rand(3, 4), torch.rand(5, 4)).dtype == torch.bfloat16
+    assert "bf16[3,5] = matmul" in backend.text
+
+
+# ---- refusals ----
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, ct: Tensor) -> Tensor:
+        return ct * 3
+
+
+def _hook(w: Tensor) -> Tensor:
+    y = w * 2
+    y.register_hook(lambda ct: ct * 0)
+    return y
+
+
+def _inference(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return w * 2
+
+
+def _in_place(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        w.add_(1)
+    return w * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda w: Double.apply(w), r"custom autograd.Function cannot be compiled, at test_dynamo.py:\d+"),
+        (_hook, r"a hook on a tensor cannot be compiled, at test_dynamo.py:\d+"),
+        (_inference, "torch.inference_mode cannot be compiled"),
+        (_in_place, "w requires grad and is changed in place"),
+        (lambda w: F.dropout(w, 0.5), r"dropout with p=0.5 while training.*test_dynamo.py:\d+"),
+        (lambda w: torch.cumsum(w, 0), r"aten.cumsum.default has no row.*test_dynamo.py:\d+"),
+    ],
+)
+def test_refused(function: Any, message: str) -> None:
+    call, _ = compiled(function)
+    with pytest.raises(Exception, match=message):
+        call(torch.rand(4, requires_grad=True))
