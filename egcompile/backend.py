@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, fx
 
 from egcompile.config import disabled, logger
-from egcompile.frontend.dynamo import Argument, Imported, import_dynamo
+from egcompile.frontend.dynamo import Argument, Capture, Imported
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
 from egcompile.pipeline import MODES
@@ -41,21 +43,28 @@ def backend(
     unknown = set(options or ()) - {"target"}
     if chosen not in MODES or unknown:
         raise ValueError(f"modes are {', '.join(MODES)} and the option is target; got {mode!r}, {options!r}")
-    compiler = _Compiler(gm, chosen, (options or {}).get("target"))
+    compiler = _Compiler(Capture.of(gm), chosen, (options or {}).get("target"))
     if not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
 
 
+def register() -> None:
+    """Makes "egcompile" a backend's name where the package is not installed, which declares it by itself."""
+    declared = importlib.metadata.entry_points(group="torch_dynamo_backends", name="egcompile")
+    if not declared:
+        torch._dynamo.register_backend(backend, name="egcompile")
+
+
 @dataclass(frozen=True, eq=False)
 class _Compiler:
-    gm: fx.GraphModule
+    capture: Capture
     mode: str
     target: str | None
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Sequence[Any]]:
         """A callable for arguments of these sizes and numbers."""
-        imported = import_dynamo(self.gm, args)
+        imported = self.capture.specialize(args)
         tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
         device = tensors[0].device if tensors else torch.device("cpu")
         plan = Plan(
@@ -64,6 +73,7 @@ class _Compiler:
             self.mode,
             needed=imported.requires_grad,
             strides=[x.stride() for x in tensors],
+            volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
         )
         return _Call(imported, plan)
 

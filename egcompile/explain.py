@@ -1,12 +1,134 @@
-"""What a plan is made of, in words and numbers."""
+"""`Plan.explain`: what was recognized, rewritten, fused and left apart, and what it costs."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
+
+from egcompile.extract import Extraction, KernelPlan, fusible
+from egcompile.extract.fusible import LOOPS, Role, Site
+from egcompile.ir.graph import Graph
+from egcompile.ir.node import Node
+from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Program, Schedule
 
 if TYPE_CHECKING:
     from egcompile.pipeline import Compiled
 
+MOST = 40
+"""Lines of one section; the rest are counted."""
+
 
 def explain(compiled: Compiled) -> str:
-    return str(compiled.report)
+    """The text, a section a stage: recognition, rules, kernels, refused fusions, extraction, saved values."""
+    seconds = ", ".join(f"{stage} {t:.2f} s" for stage, t in compiled.seconds.items())
+    sections = {
+        f"plan for {compiled.target.name}": [seconds],
+        "recognized": _recognized(compiled.derived.graph),
+        "rules": str(compiled.report).splitlines(),
+        "kernels": _kernels(compiled),
+        "not fused": _refused(compiled.extraction),
+        "extraction": [str(compiled.extraction.stats)],
+        "saved for the backward": _saved(compiled.schedule),
+    }
+    return "\n\n".join("\n".join([title, *_shortened(lines)]) for title, lines in sections.items())
+
+
+def _shortened(lines: Iterable[str]) -> Iterator[str]:
+    all_lines = list(lines) or ["none"]
+    yield from (f"  {line}" for line in all_lines[:MOST])
+    if len(all_lines) > MOST:
+        yield f"  ... and {len(all_lines) - MOST} more"
+
+
+def _recognized(graph: Graph) -> list[str]:
+    """Named ops of the derived graph, how often, and where in the model."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op.kind is Kind.COMPOSITE:
+            places[node.op.name].append(_place(graph.origins, [node, *_projections(graph, node)]))
+    return [f"{len(where)} x {name}: {_joined(where)}" for name, where in sorted(places.items())]
+
+
+def _projections(graph: Graph, node: Node) -> list[Node]:
+    return [n for n in graph.nodes if n.op.kind is Kind.PROJECTION and n.inputs[0] is node]
+
+
+def _kernels(compiled: Compiled) -> list[str]:
+    """Each kernel that is launched: what it holds, and the model's places in it."""
+    lines = []
+    for kernel in compiled.kernels:
+        inside = [n for n in kernel.body.nodes if n.op.kind not in (Kind.LEAF, Kind.PROJECTION)]
+        counts = Counter(n.op.name for n in inside)
+        what = " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
+        lines.append(f"{kernel.name}: {what} ({_place(kernel.body.origins, kernel.body.nodes)})")
+    return lines
+
+
+def _refused(extraction: Extraction) -> list[str]:
+    """Values that one kernel writes and another reads, and why no kernel computes both."""
+    reasons: Counter[str] = Counter()
+    writer = {node: kernel for kernel in extraction.kernels for node in kernel.writes}
+    for reader in extraction.kernels:
+        for node in reader.reads:
+            value = node
+            while value in extraction.views:
+                value = extraction.views[value]
+            if value in writer:
+                reasons[_reason(writer[value], value, reader, node)] += 1
+    return [f"{count} x {reason}" for reason, count in reasons.most_common()]
+
+
+def _reason(writer: KernelPlan, value: Node, reader: KernelPlan, read: Node) -> str:
+    producer, root = Site.of(value), Site.of(reader.root)
+    spaces = {s.space for s in map(Site.of, (value, *writer.nodes)) if s.role is Role.ROW_REDUCTION}
+    for consumer in (reader.root, *reader.nodes):
+        for position, operand in enumerate(consumer.inputs):
+            if operand is read:
+                reason = fusible(producer, Site.of(consumer), position, root, spaces)
+                if reason is not None:
+                    return f"{_named(writer)} -> {_named(reader)}: {reason}"
+    return f"{_named(writer)} -> {_named(reader)}: apart is cheaper, or the value is needed in memory anyway"
+
+
+def _named(kernel: KernelPlan) -> str:
+    if Site.of(kernel.root).role in LOOPS and len(kernel.nodes) > 1:
+        return f"{kernel.root.op.name} and {len(kernel.nodes) - 1} more"
+    return kernel.root.op.name
+
+
+def _saved(schedule: Schedule) -> list[str]:
+    """Bytes of what is kept between forward and backward beside the inputs, the largest first."""
+    if schedule.backward is None:
+        return []
+    kept = [name for name in schedule.saved if name not in schedule.forward.inputs]
+    sizes = {name: _bytes(schedule.backward, name) for name in kept}
+    inputs = len(schedule.saved) - len(kept)
+    total = f"{_size(sum(sizes.values()))} in {len(sizes)} values, beside {inputs} inputs"
+    largest = sorted(sizes, key=lambda name: -sizes[name])
+    return [
+        total,
+        *(f"{name}: {schedule.backward.buffers[name].type}, {_size(sizes[name])}" for name in largest),
+    ]
+
+
+def _bytes(program: Program, name: str) -> int:
+    return program.buffers[name].type.nbytes
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+def _place(origins: Mapping[Node, frozenset[str]], nodes: Iterable[Node]) -> str:
+    return _joined({place for node in nodes for place in origins.get(node, ())}) or "no place in the model"
+
+
+def _joined(places: Iterable[str]) -> str:
+    distinct = sorted(set(places))
+    return ", ".join(distinct[:4]) + (f" and {len(distinct) - 4} more places" if len(distinct) > 4 else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from egcompile.codegen import KernelSource, generate
 from egcompile.config import checking, logger
 from egcompile.derive import derive
 from egcompile.extract import Extraction, extract
+from egcompile.extract.extraction import Mode
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.verify import verify_joint
@@ -20,7 +21,6 @@ from egcompile.schedule import Schedule, schedule
 from egcompile.schedule.kernel import Kernel, Launch
 from egcompile.target import Target
 
-Mode = Literal["exact", "greedy", "unfused"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """How a plan is extracted: proven cheapest, or, to compare with, the two that others use."""
 
@@ -67,14 +67,14 @@ def compile_graph(
     derived = timed("derive", lambda: derive(graph, needed, cotangents))
     _check(derived, "derive")
     egraph, report = timed("saturate", lambda: saturate(derived))
-    extraction = timed("extract", lambda: extract(egraph, target, mode=mode))
+    extraction = timed("extract", lambda: extract(egraph, target, mode=mode, strides=strides))
     _check(extraction.joint, "extract")
     scheduled = timed("schedule", lambda: schedule(extraction, target))
     kernels = _kernels(scheduled)
     texts: tuple[KernelSource, ...] = ()
     if target.kind != "cpu":
         texts = timed("codegen", lambda: tuple(generate(kernel, target) for kernel in kernels))
-    source = timed("render", lambda: render(scheduled, {t.name: t.text for t in texts}, target))
+    source = timed("render", lambda: render(scheduled, texts, target))
     logger("graphs").debug("before:\n%s\nafter:\n%s", derived.graph, extraction.joint.graph)
     logger("source").debug("%s", source)
     return Compiled(target, derived, report, extraction, scheduled, kernels, texts, source, seconds)

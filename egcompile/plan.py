@@ -55,8 +55,12 @@ class Plan:
         mode: str = "exact",
         needed: Sequence[bool] | None = None,
         strides: Sequence[tuple[int, ...]] | None = None,
+        volatile: Sequence[int] = (),
     ) -> None:
-        """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory."""
+        """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory.
+
+        `volatile` are positions of inputs that the caller changes in place after a call.
+        """
         self.graph = verify(graph)
         self.target = target
         self.mode = mode
@@ -64,6 +68,7 @@ class Plan:
         self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
         strides = strides or [contiguous_strides(t.shape) for t in types]
         self.inputs = tuple(Buffer(t, s) for t, s in zip(types, strides, strict=True))
+        self._volatile = frozenset(volatile)
         self._names = [str(node.attr("name")) for node in graph.inputs]
         self._foreseen: dict[Mask, Mask] = {}
         self._compiled: dict[tuple[Mask, Mask], Compiled] = {}
@@ -128,7 +133,9 @@ class Plan:
         """
         with self._lock:
             if (cotangents, needed) not in self._vjps:
-                self._vjps[cotangents, needed] = VjpPlan(self, derive(self.graph, needed, cotangents))
+                self._vjps[cotangents, needed] = VjpPlan(
+                    self, derive(self.graph, needed, cotangents, keep_stops=True)
+                )
             return self._vjps[cotangents, needed]
 
     def _foresee(self, needed: Mask) -> Mask:
@@ -171,12 +178,15 @@ class Plan:
         saved = compiled.schedule.saved
         lies = iter([backward.buffers[name] for name in backward.inputs[len(saved) :]])
         flows = _differentiable(self.graph, needed)
+        read = tuple(position[name] for name in saved)
+        kept = _kept(compiled.derived)
         return Executable(
             module.forward,
             module.backward,
             outputs,
-            saved=tuple(position[name] for name in saved),
-            kept=_kept(compiled.derived),
+            saved=read,
+            kept=kept,
+            copied=tuple(self._volatile.intersection((*read, *kept))),
             constant=tuple(i for i, flow in enumerate(flows) if not flow),
             cotangents=tuple(None if ct is None else next(lies) for ct in compiled.derived.cotangents),
             vjp=self.vjp,

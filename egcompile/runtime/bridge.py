@@ -38,6 +38,7 @@ class Executable:
     outputs      types of the plan's outputs
     saved        what the backward takes, as positions in (*inputs, *forward's results)
     kept         inputs that `vjp` reads, as positions
+    copied       inputs that change after the call and that the backward reads: it gets a copy
     constant     outputs through which no gradient flows, as positions
     cotangents   how the cotangent of each output lies in memory; None for one that the backward has not
     vjp          (which outputs have cotangents, which inputs need gradients) -> the gradients as a function
@@ -50,6 +51,7 @@ class Executable:
     outputs: tuple[TensorType, ...]
     saved: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()
     constant: tuple[int, ...] = ()
     cotangents: tuple[Buffer | None, ...] = ()
     vjp: Callable[[Mask, Mask], Vjp] = _no_backward
@@ -70,6 +72,8 @@ def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return run(executable, inputs)
     if executable.backward is None:
         return executable.forward(*inputs)
+    if executable.copied:
+        inputs = [x.clone() if i in executable.copied else x for i, x in enumerate(inputs)]
     return PlanFunction.apply(executable, *inputs)
 
 

@@ -33,7 +33,7 @@ class Recorder:
         self.mispredicted: list[Mask] = []
         self.received: list[Tensor] = []
         schedule = naive_schedule(self._joint(foreseen))
-        module = load(render(schedule, {}, Target.parse("cpu")))
+        module = load(render(schedule, (), Target.parse("cpu")))
         names = [*schedule.forward.inputs, *schedule.forward.outputs]
         buffer = Buffer.contiguous(ops.input(name="x", shape=SHAPE, dtype=torch.float64).tensor)
 
@@ -174,7 +174,7 @@ def test_autocast_does_not_reach_a_plan() -> None:
         return values[-1] @ values[1], values[-1].mT @ values[0]
 
     kind = ops.input(name="y", shape=(3, 3), dtype=torch.float32).tensor
-    executable = Executable(forward, backward, (kind,), (0, 1), (), (), (Buffer.contiguous(kind),))
+    executable = Executable(forward, backward, (kind,), saved=(0, 1), cotangents=(Buffer.contiguous(kind),))
     x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     with torch.autocast("cpu", torch.bfloat16):
         (y,) = run(executable, (x, w))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from egcompile import ops
+from egcompile.codegen.source import KernelSource
 from egcompile.errors import CacheCorrupt, CompileError
 from egcompile.ir import Graph, TensorType
 from egcompile.ir.joint import Joint
@@ -42,7 +43,7 @@ CASES = [(op, s) for op in REGISTRY.values() for s in op.samples]
 @pytest.mark.parametrize(("op", "sample"), CASES, ids=[f"{o.name}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_every_op_as_a_call(op: OpDef, sample: Sample) -> None:
     graph = graph_of(op, sample)
-    module = load(render(naive_schedule(Joint.forward_only(graph)), {}, CPU))
+    module = load(render(naive_schedule(Joint.forward_only(graph)), (), CPU))
     inputs = values(sample)
     for got, expected in zip(module.forward(*inputs), ops.evaluate(graph, inputs), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -55,7 +56,7 @@ def test_every_op_as_a_kernel_on_a_cpu(op: OpDef, sample: Sample) -> None:
     inputs = values(sample)
     strides = [torch.empty(o.shape[::-1]).stride()[::-1] for o in graph.outputs]
     buffers = [Buffer(o.tensor, s) for o, s in zip(graph.outputs, strides, strict=True)]
-    module = load(render(_one_kernel(graph, buffers), {}, CPU))
+    module = load(render(_one_kernel(graph, buffers), (), CPU))
     results = module.forward(*inputs)
     for got, expected, stride in zip(results, ops.evaluate(graph, inputs), strides, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -81,7 +82,7 @@ def test_launches_views_and_frees() -> None:
     buffers = program.buffers | {"op": transposed}
     text = render(
         Schedule(Program("forward", program.inputs, ("op", None), steps, buffers), None, ()),
-        {"k": "def k(x_ptr, y_ptr):\n    y_ptr.copy_(-x_ptr)"},
+        [KernelSource("k", "def k(x_ptr, y_ptr):\n    y_ptr.copy_(-x_ptr)")],
         CUDA,
     )
     assert "def forward(_lambda):" in text
@@ -94,12 +95,23 @@ def test_launches_views_and_frees() -> None:
     assert torch.equal(got, -value[2:].mT)
 
 
+def test_helpers_stand_once() -> None:
+    x = ops.input(name="x", shape=(3,), dtype=torch.float32)
+    schedule = _one_kernel(Graph((x,), (ops.neg(x),)), [Buffer.contiguous(x.tensor)])
+    helper = "def half(x):\n    return x / 2"
+    first = KernelSource("k", f"{helper}\n\n\ndef k(x, y):\n    y.copy_(half(x))\n", (helper,))
+    second = KernelSource("j", f"{helper}\n\n\ndef j(x, y):\n    y.copy_(half(x))\n", (helper,))
+    text = render(schedule, [first, second], CUDA)
+    assert text.count("def half") == 1
+    assert load(text).forward(torch.ones(3))[0].tolist() == [0.5] * 3
+
+
 def test_the_backward_empties_its_list() -> None:
     x = ops.input(name="x", shape=(3,), dtype=torch.float64)
     ct = ops.input(name="ct", shape=(3,), dtype=torch.float64)
     y = ops.exp(x)
     joint = Joint(Graph((x, ct), (y, ops.mul(ct, y))), (x,), (ct,), (y,), (ops.mul(ct, y),))
-    module = load(render(naive_schedule(joint), {}, CPU))
+    module = load(render(naive_schedule(joint), (), CPU))
     value = torch.randn(3, dtype=torch.float64)
     (result,) = module.forward(value)
     arguments = [result, torch.ones(3, dtype=torch.float64)]
@@ -120,7 +132,7 @@ def test_float_literals() -> None:
         ),
         {f"v{i}": Buffer.contiguous(n.tensor) for i, n in enumerate(fulls)},
     )
-    results = load(render(Schedule(program, None, ()), {}, CPU)).forward()
+    results = load(render(Schedule(program, None, ()), (), CPU)).forward()
     for got, node in zip(results, fulls, strict=True):
         assert torch.equal(got.view(torch.int32), torch.full((2,), node.attr("value")).view(torch.int32))
         assert got.stride() == (1,)

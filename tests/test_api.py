@@ -1,0 +1,281 @@
+"""The package's functions on whole models: gradients against PyTorch in fp64, and what a plan shows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from egcompile import functional as E
+from egcompile.api import compile, optimize, trace
+from egcompile.errors import TypeMismatch
+from egcompile.plan import Plan
+from tests.models import CASES, MLP
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> None:
+    torch._dynamo.reset()
+
+
+def loss_of(result: Any) -> Tensor:
+    return result[-1] if isinstance(result, tuple) else result
+
+
+def step(model: Callable[..., Any], parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """All outputs, then the gradient of the loss for each parameter."""
+    result = model(*inputs)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    return [*outputs, *torch.autograd.grad(loss_of(result), parameters)]
+
+
+def close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compile_matches_eager(name: str) -> None:
+    model, inputs = CASES[name].make()
+    parameters = list(model.parameters())
+    expected = step(model, parameters, inputs)
+    compiled = compile(model, fullgraph=True)
+    close(step(compiled, parameters, inputs), expected)
+    close(step(compiled, parameters, inputs), expected)
+    with torch.no_grad():
+        close(loss_of(compiled(*inputs)), loss_of(model(*inputs)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_traced_plan_matches_eager(name: str) -> None:
+    model, inputs = CASES[name].make()
+    parameters = list(model.parameters())
+    traced = trace(model, inputs)
+    plan = optimize(traced, target="cpu")
+    values = [*traced.state, *traced.inputs(inputs)]
+
+    def run(*inputs: Tensor) -> Any:
+        return traced.restore(plan.run(values))
+
+    close(step(run, parameters, inputs), step(model, parameters, inputs))
+
+
+def block_plan() -> tuple[nn.Module, tuple[Tensor, ...], list[Tensor], Plan]:
+    model, inputs = CASES["residual_block"].make()
+    traced = trace(model, inputs)
+    return model, inputs, [*traced.state, *traced.inputs(inputs)], optimize(traced, target="cpu")
+
+
+def test_second_order_of_a_model() -> None:
+    model, inputs = CASES["mlp_gelu"].make()
+    parameters = list(model.parameters())
+
+    def penalty(run: Callable[..., Any]) -> tuple[Tensor, ...]:
+        gradients = torch.autograd.grad(run(*inputs), parameters, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in gradients), parameters)
+
+    close(penalty(compile(model, fullgraph=True)), penalty(model))
+
+
+def test_the_vjp_is_derived_when_asked_for() -> None:
+    _, _, values, plan = block_plan()
+    _, loss = plan.run(values)
+    (first,) = torch.autograd.grad(loss, values[0])
+    assert not plan._vjps
+    _, loss = plan.run(values)
+    (again,) = torch.autograd.grad(loss, values[0], create_graph=True)
+    assert len(plan._vjps) == 1
+    close(again, first)
+
+
+def test_outputs_without_a_cotangent() -> None:
+    """The loss alone is foreseen to have one; an output that has one all the same gets its gradient."""
+    model, inputs, values, plan = block_plan()
+    parameters = list(model.parameters())
+    _, loss = plan.run(values)
+    torch.autograd.grad(loss, parameters)
+    assert [mask for _, mask in plan._compiled] == [(False, True)]
+    for _ in range(2):  # the second call is compiled for what the first one met
+        h, loss = plan.run(values)
+        expected_h, expected_loss = model(*inputs)
+        close(
+            torch.autograd.grad(h.sin().sum() + loss, parameters),
+            torch.autograd.grad(expected_h.sin().sum() + expected_loss, parameters),
+        )
+    assert [mask for _, mask in plan._compiled] == [(False, True), (True, True)]
+
+
+def test_frozen_parameters() -> None:
+    model, inputs = CASES["mlp_silu"].make()
+    compiled = compile(model, fullgraph=True)
+    for frozen in (["layers.0.weight", "layers.0.bias"], ["layers.2.weight"], []):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        live = [p for p in model.parameters() if p.requires_grad]
+        close(step(compiled, live, inputs), step(model, live, inputs))
+
+
+def test_inputs_that_need_gradients() -> None:
+    model, inputs = CASES["mlp_tanh"].make()
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    close(step(compile(model), leaves, tuple(leaves)), step(model, leaves, tuple(leaves)))
+
+
+def test_training_beside_eager() -> None:
+    model, inputs = CASES["residual_block"].make()
+    twin = copy.deepcopy(model)
+    losses: dict[str, list[float]] = {}
+    for name, owner, run in (("eager", model, model), ("ours", twin, compile(twin, fullgraph=True))):
+        optimizer = torch.optim.AdamW(owner.parameters(), lr=1e-2)
+        losses[name] = []
+        for _ in range(10):
+            loss = loss_of(run(*inputs))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(loss.item())
+    torch.testing.assert_close(losses["ours"], losses["eager"], rtol=1e-9, atol=0)
+
+
+def test_parameters_stay_the_model_s_own() -> None:
+    model, _ = CASES["mlp_relu"].make()
+    compiled = compile(model)
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in model.parameters()]
+    assert compiled.state_dict().keys() == {f"_orig_mod.{k}" for k in model.state_dict()}
+
+
+def test_shapes_that_change(caplog: pytest.LogCaptureFixture) -> None:
+    model = MLP("gelu").double()
+    compiled = compile(model, fullgraph=True)
+    parameters = list(model.parameters())
+    with caplog.at_level(logging.DEBUG, "egcompile.kernels"):
+        for rows in (3, 5, 7, 5, 1, 4):
+            inputs = (torch.randn(rows, 12).double(), torch.randn(rows, 5).double())
+            close(step(compiled, parameters, inputs), step(model, parameters, inputs))
+    assert "recompiling: argument" in caplog.text
+    assert "f64[7,12]" in caplog.text and "was f64[5,12]" in caplog.text
+
+
+def test_a_plan_refuses_other_inputs() -> None:
+    model, _, values, plan = block_plan()
+    before = copy.deepcopy(model.state_dict())
+    names = [node.attr("name") for node in plan.graph.inputs]
+    for wrong, message in (
+        (values[0].float(), rf"{names[0]}: the plan takes f64\[12\] on cpu, got f32\[12\] on cpu"),
+        (values[0][:3], rf"{names[0]}: the plan takes f64\[12\] on cpu, got f64\[3\]"),
+        (values[0].to("meta"), "on meta"),
+    ):
+        with pytest.raises(TypeMismatch, match=message):
+            plan(wrong, *values[1:])
+    with pytest.raises(TypeMismatch, match=r"takes 5 inputs, .*, got 1"):
+        plan(values[0])
+    close(model.state_dict(), before)
+
+
+def test_a_plan_copies_inputs_that_lie_otherwise() -> None:
+    model, inputs, values, plan = block_plan()
+    x = torch.randn(12, 3, 2, dtype=torch.float64).permute(2, 1, 0).requires_grad_()
+    outputs = plan(*values[:3], x, values[4])
+    assert isinstance(outputs, tuple)
+    close(torch.autograd.grad(outputs[1], x), torch.autograd.grad(model(x, inputs[1])[1], x))
+
+
+def test_what_a_plan_shows() -> None:
+    _, _, values, plan = block_plan()
+    assert "def forward(" in plan.source and "def backward(" in plan.source
+    assert [node.attr("name") for node in plan.forward.inputs] == [n.attr("name") for n in plan.graph.inputs]
+    assert len(plan.forward.outputs) == 2
+    assert len(plan.backward.outputs) == 3  # the parameters; x and r needed none
+    assert plan.joint.graph.to_networkx().number_of_nodes() == len(plan.joint.graph.nodes)
+    assert plan.diff().startswith("--- derived\n+++ optimized")
+    assert all(kernel.name in plan.source for kernel in plan.kernels)
+    text = plan.explain()
+    assert "fusion/" in text and "norm" in text
+
+
+def test_a_plan_for_a_gpu_needs_none() -> None:
+    model, inputs = CASES["residual_block"].make(torch.float32)
+    plan = optimize(trace(model, inputs), target="cuda:90")
+    assert plan.kernels
+    assert all("@triton.jit" in kernel.source for kernel in plan.kernels)
+    compile_only = [kernel.source for kernel in plan.kernels]
+    assert all(text.strip() in plan.source for text in compile_only)
+
+
+def test_disabled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EGCOMPILE_DISABLE", "1")
+    model = nn.Linear(3, 4)
+    assert compile(model) is model
+    from egcompile.backend import backend
+
+    y = torch.compile(model, backend=backend)(torch.randn(2, 3))
+    assert "PlanFunction" not in type(y.grad_fn).__name__
+
+
+def test_options() -> None:
+    with pytest.raises(ValueError, match="no mode 'fast'"):
+        optimize(trace(nn.Linear(3, 4), (torch.randn(2, 3),)), mode="fast")
+    with pytest.raises(ValueError, match="unknown target 'tpu'"):
+        optimize(trace(nn.Linear(3, 4), (torch.randn(2, 3),)), target="tpu")
+    with pytest.raises(Exception, match="modes are exact, greedy, unfused"):
+        compile(nn.Linear(3, 4), mode="fast")(torch.randn(2, 3))
+
+
+def test_as_a_decorator_and_by_name() -> None:
+    @compile
+    def function(x: Tensor) -> Tensor:
+        return F.gelu(x) * 2
+
+    x = torch.randn(3, dtype=torch.float64)
+    close(function(x), F.gelu(x) * 2)
+    close(torch.compile(lambda x: x.sin(), backend="egcompile")(x), x.sin())
+
+
+def test_values_changed_in_place_and_returned_as_they_came() -> None:
+    def function(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        count.add_(1)
+        return x, x * count
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    count = torch.zeros((), dtype=torch.float64)
+    same, product = compile(function, fullgraph=True)(x, count)
+    assert same is x and count == 1
+    close(torch.autograd.grad(product.sum(), x), (torch.ones(3, dtype=torch.float64),))
+
+
+def test_errors_name_the_place() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.cumsum(0).erfinv()
+
+    model = nn.Sequential(nn.Linear(3, 3), Odd())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(Exception, match=r"(cumsum|erfinv)"):
+        compile(model, fullgraph=True)(torch.randn(2, 3))
+    close(model.state_dict(), before)
+    close(model(torch.zeros(2, 3)).shape, torch.Size((2, 3)))
+
+
+def test_functions_compose_with_compile() -> None:
+    """The fused functions are ordinary ones: Dynamo runs them where it meets them."""
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    y = E.softmax(compile(lambda x: x * 3)(x))
+    close(torch.autograd.grad(y[:, 0].sum(), x), torch.autograd.grad(torch.softmax(3 * x, -1)[:, 0].sum(), x))
+
+
+def test_detached_values_are_constants_in_every_order() -> None:
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def derivatives(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(first.sum(), x)
+
+    def function(x: Tensor) -> Tensor:
+        return x * x.exp().detach() + x**3
+
+    close(derivatives(compile(function, fullgraph=True)), derivatives(function))
