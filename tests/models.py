@@ -155,6 +155,43 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), target.view(-1), ignore_index=-100)
 
 
+class GPTBlock(nn.Module):
+    """`x + attention(ln(x))`, then `x + mlp(ln(x))`; q, k and v are thirds of one projection."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, dim = x.shape
+        thirds = self.qkv(self.ln_1(x)).split(dim, dim=-1)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in thirds)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """`forward(ids[B, T], target[B, T]) -> loss`: GPT-2 in small, learned positions and all."""
+
+    def __init__(self, vocab: int = 37, dim: int = 12, length: int = 7) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
+        self.layers = nn.ModuleList(GPTBlock(dim, heads=3) for _ in range(2))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, vocab, bias=False)
+
+    def forward(self, ids: Tensor, target: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), target.view(-1))
+
+
 class MLP(nn.Module):
     """`forward(x[B, N], y[B, M]) -> loss`: three linear layers, an activation after all but the last."""
 
@@ -242,6 +279,7 @@ CASES: dict[str, Case] = {
         _llama("llama"),
         _llama("llama_hf", hf_norm=True, repeat_kv=True, tied=True),
         _llama("llama_tied", tied=True),
+        Case("gpt", GPT, lambda generator, dtype: _tokens(LlamaConfig(), generator, dtype)),
         *map(_mlp, ACTIVATIONS),
         Case("residual_block", ResidualBlock, _floats((2, 3, 12), (2, 3, 12))),
     )
