@@ -57,8 +57,7 @@ class Session:
         self.matches: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._rules = rules
-        self._directory = tempfile.TemporaryDirectory(prefix="egcompile-")
-        self._egglog = egglog.EGraph(fact_directory=self._directory.name)
+        self._egglog = egglog.EGraph()
         self._ops = {constructor(op): op for op in ops}
         self._functions = called(rules)
         self._known_types: set[TensorType] = set()
@@ -93,10 +92,12 @@ class Session:
         for t in new:
             self._values["ints"].add(t.shape)
             self._values["dtype"].add(t.dtype)
+        self.execute(type_facts(sorted(new, key=str)))
         # One file of facts is a hundred times faster than one command a fact.
-        path = Path(self._directory.name, "types.tsv")
-        path.write_text("".join(f"{i}\t{t}\n" for i, t in types))
-        self.execute([*type_facts(sorted(new, key=str)), f'(input typed "{path.name}")', "(run types 1)"])
+        with tempfile.TemporaryDirectory(prefix="egcompile-") as directory:
+            path = Path(directory, "types.tsv")
+            path.write_text("".join(f"{i}\t{t}\n" for i, t in types))
+            self.execute([f"(input typed {literal(str(path), 'str')})", "(run types 1)"])
         self.fill_tables()
 
     def run(self, ruleset: str = RULESET) -> bool:
