@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from egcompile import ops
 from egcompile.frontend import trace
-from egcompile.frontend.dynamo import Argument, Capture, Imported, import_dynamo
+from egcompile.frontend.dynamo import Argument, Capture, Imported
 from tests.models import CASES, Case
 
 
@@ -226,30 +226,12 @@ def _autocast(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 def _check_autocast(device: str) -> None:
-    x, w, b = torch.rand(3, 4, device=device), torch.rand(5, 4, device=device), torch.rand(5, device=device)
-    expected = _autocast(x, w, b)
-    call, backend = compiled(_autocast)
-    found = call(x.cpu(), w.cpu(), b.cpu()) if device == "cpu" else None
-    if found is None:  # the reference runs where its leaves are: only the types are compared
-        backend_types = _captured_types(_autocast, x, w, b)
-        assert backend_types == [(tuple(y.shape), y.dtype) for y in expected]
-        return
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
-        assert mine.dtype == theirs.dtype
+    with torch.device(device):  # the reference's constants, too
+        x, w, b = torch.rand(3, 4), torch.rand(5, 4), torch.rand(5)
+        call, backend = compiled(_autocast)
+        for mine, theirs in zip(call(x, w, b), _autocast(x, w, b), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
     assert "bf16[3,5] = matmul" in backend.text
-
-
-def _captured_types(function: Callable[..., Any], *args: Tensor) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    types: list[tuple[tuple[int, ...], torch.dtype]] = []
-
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        outputs = import_dynamo(gm, example_inputs).graph.outputs
-        types.extend((node.shape, node.dtype) for node in outputs)
-        return gm.forward
-
-    torch.compile(function, backend=backend, fullgraph=True)(*args)
-    return types
 
 
 def test_autocast_regions_on_a_cpu() -> None:
@@ -259,6 +241,16 @@ def test_autocast_regions_on_a_cpu() -> None:
 @pytest.mark.gpu
 def test_autocast_regions_on_a_gpu() -> None:
     _check_autocast("cuda")
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu() -> None:
+    model, inputs = CASES["llama"].make(torch.bfloat16)
+    model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
+    call, _ = compiled(model)
+    with torch.device("cuda"):
+        torch.testing.assert_close(call(*inputs), model(*inputs), rtol=2e-2, atol=2e-2)
+    assert trace(model, inputs).graph.outputs[0].shape == ()
 
 
 def test_ambient_autocast() -> None:
