@@ -143,8 +143,8 @@ class Llama(nn.Module):
         if config.tied:
             self.head.weight = self.embed.weight
         cos, sin = rotary_tables(config.length, config.dim // config.heads)
-        self.register_buffer("cos", cos)
-        self.register_buffer("sin", sin)
+        self.register_buffer("cos", cos.to(torch.get_default_dtype()))
+        self.register_buffer("sin", sin.to(torch.get_default_dtype()))
 
     def forward(self, ids: Tensor, target: Tensor) -> Tensor:
         x = self.embed(ids)
