@@ -192,6 +192,9 @@ def _check_bound(declared: Rule) -> None:
                     visit(part)
             case AttrTerm(head="var"):
                 bound.add(pattern.args[0])
+            case AttrTerm(head="vec"):
+                for part in pattern.args:
+                    visit(part)
 
     for left, _ in declared.equations:
         visit(left)
