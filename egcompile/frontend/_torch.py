@@ -101,7 +101,8 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _frames_of_the_model(_: TracerBase, stack: traceback.StackSummary) -> traceback.StackSummary:
     """The model's own calls, of whatever name; torch keeps those of functions called `forward`."""
     start = next((i for i, frame in enumerate(stack) if frame.name == "forward"), len(stack))
-    return traceback.StackSummary.from_list(stack[start:])
+    frames = [frame for frame in stack[start:] if not frame.filename.startswith(_LIBRARIES)]
+    return traceback.StackSummary.from_list(frames)
 
 
 def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
