@@ -61,7 +61,6 @@ class Kernels:
 
     def __init__(self, table: Choices, known: Facts) -> None:
         self.table, self.known = table, known
-        self._inline: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def all(self) -> Iterator[Candidate]:
         """One a class that a loop kernel may write, one a named kernel, contraction or call."""
@@ -94,19 +93,15 @@ class Kernels:
 
     def inline(self, n: int, position: int, root: int) -> tuple[int, ...]:
         """The e-nodes of an operand that can be computed with `n`, in a kernel around e-node `root`."""
-        special = self.table.role(root) in (Role.GEMM, Role.CALL)
-        if not special and (found := self._inline.get((n, position))) is not None:
-            return found
+        if self.table.role(root) not in (Role.GEMM, Role.CALL):
+            return self.known.inline[n, position]
         sites, known = self.table.sites, self.known
-        around = sites[root] if special else sites[n]
-        found = tuple(
+        return tuple(
             m
             for m in self.table.nodes[self.table.operands[n][position]]
-            if known.evaluable[m] and fusible(sites[m], sites[n], position, around, known.carried[m]) is None
+            if known.evaluable[m]
+            and fusible(sites[m], sites[n], position, sites[root], known.carried[m]) is None
         )
-        if not special:
-            self._inline[n, position] = found
-        return found
 
     def constant(self, n: int, position: int, root: int) -> int | None:
         """The constant that an operand may be, which is then part of the kernel and not read."""

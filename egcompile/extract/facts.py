@@ -27,6 +27,8 @@ class Facts:
     writable    c -> a plan might gain by a generated kernel that writes it
     memory      c -> it can be in memory at all
     depends     c -> bit set of the classes it may be computed from, itself included
+    inline      (n, operand position) -> e-nodes of the operand that can be computed with n, in a kernel
+                around n or around what n is computed in
     forward     c -> some output of the forward may be computed from it
     backward    c -> it may be computed from a cotangent
     outputs     classes that are returned
@@ -39,6 +41,7 @@ class Facts:
     writable: list[bool]
     memory: list[bool]
     depends: list[int]
+    inline: dict[tuple[int, int], tuple[int, ...]]
     forward: list[bool]
     backward: list[bool]
     outputs: frozenset[int]
@@ -60,9 +63,20 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
     for c, nodes in enumerate(table.nodes):
         memory[c] = memory[c] or any(viewable[n] and memory[table.operands[n][0]] for n in nodes)
     depends = _depends(table)
+    inline = _inline(table, carried, evaluable)
     forward, backward = _phases(table, depends)
     return Facts(
-        layouts, viewable, carried, evaluable, writable, memory, depends, forward, backward, outputs
+        layouts=layouts,
+        viewable=viewable,
+        carried=carried,
+        evaluable=evaluable,
+        writable=writable,
+        memory=memory,
+        depends=depends,
+        inline=inline,
+        forward=forward,
+        backward=backward,
+        outputs=outputs,
     )
 
 
@@ -229,6 +243,21 @@ def _depends(table: Choices) -> list[int]:
                 depends[c] = found
                 changed = changed or any(k > c for n in nodes for k in table.operands[n])
     return depends
+
+
+def _inline(
+    table: Choices, carried: list[frozenset[Space]], evaluable: list[bool]
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    sites = table.sites
+    return {
+        (n, position): tuple(
+            m
+            for m in table.nodes[k]
+            if evaluable[m] and fusible(sites[m], site, position, site, carried[m]) is None
+        )
+        for n, site in enumerate(sites)
+        for position, k in enumerate(table.operands[n])
+    }
 
 
 def _phases(table: Choices, depends: list[int]) -> tuple[list[bool], list[bool]]:

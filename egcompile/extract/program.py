@@ -9,22 +9,27 @@ Every constraint is a clause "if this, then one of these", or "at most one of th
 
     E[K,n] -> R[K,k] or E[K,m] for some m of operand k that can be computed with n
     R[K,k] -> M[k]          M[c] -> X[n] of a kernel of its own, V[n], or some G[K,c]
-    V[n]   -> M[operand]    a projection X[n] -> X of a named kernel
-    one e-node a class      one row space a kernel
+    V[n]   -> M[operand]    E[K,n], V[n] -> X[n]
+    X[n]   -> X[m] for some m of each operand; M[operand] where nobody can compute it inside
+    one X[n] a class        one row space a kernel
 
-so no constant in it is larger than 1, and its relaxation is close to the plan. Costs: a launch a root,
+so no constant in it is larger than 1. What is said of X[n] follows for whole numbers from the rest; it keeps
+the relaxation from computing a class by halves in several kernels, each with half of its operands. Costs: a launch a root,
 bytes a read and a written class, work an E[K,n]: recomputing and rereading are paid in each kernel.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from egcompile.extract.candidates import Candidate, Edge
 from egcompile.extract.choices import Choices
 from egcompile.extract.cost import EACH_NODE, Costs
+from egcompile.extract.dominators import bits, needs, node_computed, node_stored
 from egcompile.extract.facts import Facts
 from egcompile.extract.fusible import OWNERS, Role
 
@@ -33,20 +38,25 @@ from egcompile.extract.fusible import OWNERS, Role
 class Program:
     """Minimize `cost` (none below 0) over 0/1 variables.
 
-    clauses   (condition, options): if the one, then some of the others; condition -1 always holds
+    clauses   (conditions, options): if one of the former, then some of the latter. No conditions: always.
+              Several conditions exclude each other
     limits    (variables, most): at most so many of them
     """
 
     cost: list[float] = field(default_factory=list)
-    clauses: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    clauses: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     limits: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
 
     def variable(self, cost: float = 0.0) -> int:
         self.cost.append(cost)
         return len(self.cost) - 1
 
-    def implies(self, condition: int, *options: int) -> None:
-        self.clauses.append((condition, tuple(dict.fromkeys(options))))
+    def implies(self, condition: int | Sequence[int] | None, *options: int) -> None:
+        """None always holds."""
+        if condition is None:
+            condition = ()
+        conditions = (condition,) if isinstance(condition, int) else tuple(condition)
+        self.clauses.append((conditions, tuple(dict.fromkeys(options))))
 
     def at_most(self, most: int, variables: Iterable[int]) -> None:
         self.limits.append((tuple(dict.fromkeys(variables)), most))
@@ -54,8 +64,8 @@ class Program:
     def holds(self, values: Sequence[int]) -> bool:
         """Whether values satisfy every clause and limit."""
         return all(
-            any(values[v] for v in options) or (condition >= 0 and not values[condition])
-            for condition, options in self.clauses
+            any(values[v] for v in options) or (bool(conditions) and not any(values[v] for v in conditions))
+            for conditions, options in self.clauses
         ) and all(sum(values[v] for v in variables) <= most for variables, most in self.limits)
 
 
@@ -88,8 +98,42 @@ class Builder:
             self._kernel(index)
         self._memory()
         for root in dict.fromkeys(self.table.roots):
-            self.program.implies(-1, self.at.memory[root])
+            self.program.implies(None, self.at.memory[root])
+        self._dominators()
         return self.program, self.at
+
+    def _dominators(self) -> None:
+        """What every plan computes and has in memory; then, of the rest, what several e-nodes of a class need.
+
+        These follow from the other clauses for whole numbers, but not in the relaxation.
+        """
+        table, at = self.table, self.at
+        found = needs(table, self.known)
+        stored = computed = 0
+        for root in table.roots:
+            stored |= found.stored[root]
+            computed |= found.computed[root]
+        for c in range(len(table.nodes)):
+            if stored >> c & 1:
+                self.program.implies(None, at.memory[c])
+            if computed >> c & 1 and (picks := self._picked(c)):
+                self.program.implies(None, *picks)
+        for nodes in table.nodes:
+            if len(nodes) > 1:
+                self._shared([(n, node_computed(table, found, n) & ~computed) for n in nodes], self._picked)
+                self._shared(
+                    [(n, node_stored(table, self.known, found, n) & ~stored) for n in nodes],
+                    lambda k: [at.memory[k]],
+                )
+
+    def _shared(self, needed: list[tuple[int, int]], options: Callable[[int], list[int]]) -> None:
+        once = twice = 0
+        for _, mask in needed:
+            twice |= once & mask
+            once |= mask
+        for k in bits(twice):
+            if then := options(k):
+                self.program.implies([self.at.picked[n] for n, mask in needed if mask >> k & 1], *then)
 
     def _picks(self) -> None:
         table, at, program = self.table, self.at, self.program
@@ -98,19 +142,30 @@ class Builder:
                 inputs = any(table.role(n) is Role.INPUT for n in nodes)
                 at.memory[c] = program.variable()
                 if inputs:
-                    program.implies(-1, at.memory[c])
+                    program.implies(None, at.memory[c])
             for n in nodes:
                 role = table.role(n)
                 if role in OWNERS:
                     at.picked[n] = program.variable(self._owned(n))
                 elif role is Role.PROJECTION:
                     at.picked[n] = program.variable(EACH_NODE + self.costs.write(table.types[c]))
-                elif len(nodes) > 1 and role is not Role.INPUT:
+                elif role not in (Role.INPUT, Role.CONSTANT):
                     at.picked[n] = program.variable()
                 if self.known.viewable[n] and self.known.memory[table.operands[n][0]]:
                     at.viewed[n] = program.variable(EACH_NODE)
             if len(nodes) > 1:
-                program.at_most(1, (at.picked[n] for n in nodes if n in at.picked))
+                program.at_most(1, (at.picked[n] for n in nodes))
+        for n, variable in at.picked.items():
+            for position, k in enumerate(table.operands[n]):
+                if not (found := self._picked(k)):
+                    continue
+                program.implies(variable, *found)
+                if k in at.memory and not self.known.inline[n, position]:
+                    program.implies(variable, at.memory[k])
+
+    def _picked(self, c: int) -> list[int]:
+        """The picks that compute a class; none for an input or a constant."""
+        return [self.at.picked[n] for n in self.table.nodes[c] if n in self.at.picked]
 
     def _owned(self, n: int) -> float:
         """A kernel of its own: launch and work, and the write where it has one output."""
@@ -134,6 +189,7 @@ class Builder:
             if edge.readable:
                 options.append(self._read(index, edge))
             program.implies(at.computed[index, edge.node], *options)
+        self._read_anyway(index)
         if len(kernel.spaces) > 1:
             spaces = [program.variable() for _ in kernel.spaces]
             program.at_most(1, spaces)
@@ -145,6 +201,33 @@ class Builder:
             self.writers[kernel.root].extend(at.computed[index, n] for n in kernel.nodes)
         for c in kernel.storable:
             self.writers[c].append(self._covered(index, c))
+
+    def _read_anyway(self, index: int) -> None:
+        """What a kernel reads by whichever e-nodes it computes a class: tightens the relaxation again."""
+        kernel, at = self.kernels[index], self.at
+        classes = {self.table.owner[n] for n in kernel.nodes} | kernel.members.keys()
+        if all(len(kernel.members.get(c, ())) < 2 for c in classes):
+            return
+        edges: dict[int, list[Edge]] = defaultdict(list)
+        for edge in kernel.edges:
+            edges[edge.node].append(edge)
+        reads: dict[int, int] = {}
+        for c in sorted(classes):
+            nodes = kernel.members.get(c, kernel.nodes)
+            needed = []
+            for n in nodes:
+                mask = 0
+                for edge in edges[n]:
+                    if not edge.inline:
+                        mask |= 1 << edge.operand
+                    elif not edge.readable:
+                        mask |= reads.get(edge.operand, 0)
+                needed.append((n, mask))
+            reads[c] = functools.reduce(operator.and_, (mask for _, mask in needed))
+            if len(nodes) > 1 or c == kernel.root:
+                for k in bits(functools.reduce(operator.or_, (mask for _, mask in needed))):
+                    given = [at.computed[index, n] for n, mask in needed if mask >> k & 1]
+                    self.program.implies(given, at.read[index, k])
 
     def _evaluations(self, kernel: Candidate, c: int, n: int) -> int:
         if self.table.role(n) in (Role.ROW_REDUCTION, Role.REDUCTION):
@@ -190,14 +273,12 @@ class Builder:
                 elif n in at.viewed:
                     sources.append(at.viewed[n])
                     program.implies(at.viewed[n], at.memory[table.operands[n][0]])
-                    if n in at.picked:
-                        program.implies(at.viewed[n], at.picked[n])
-                if role is Role.PROJECTION:
-                    tuples = table.nodes[table.operands[n][0]]
-                    program.implies(at.picked[n], *(at.picked[m] for m in tuples))
+                    program.implies(at.viewed[n], at.picked[n])
             if writers := self.writers.get(c):
                 at.written[c] = program.variable(self.costs.write(table.types[c]))
                 program.implies(at.written[c], *writers)
+                if loops := [at.picked[n] for n in table.loops(c) if n in at.picked]:
+                    program.implies(at.written[c], *loops)
                 sources.append(at.written[c])
             program.implies(at.memory[c], *sources)
 

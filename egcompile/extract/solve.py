@@ -71,6 +71,8 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
     limited: list[list[int]] = [[] for _ in range(count)]
     asked = [0] * count
     options = [len(then) for _, then in program.clauses]
+    doubts = [len(given) for given, _ in program.clauses]
+    holds = [not given for given, _ in program.clauses]
     dead = [False] * len(program.clauses)
     ones = [0] * len(program.limits)
     queue: deque[tuple[int, int]] = deque()
@@ -93,20 +95,21 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
     def look(i: int) -> None:
         if dead[i]:
             return
-        condition, then = program.clauses[i]
+        given, then = program.clauses[i]
         if not options[i]:
-            if condition == -1:
+            if holds[i]:
                 raise ExtractionError("no plan satisfies every constraint of the extraction program")
-            settle(condition, 0)
-        elif options[i] == 1 and (condition == -1 or values[condition] == 1):
+            for v in given:
+                settle(v, 0)
+        elif options[i] == 1 and holds[i]:
             settle(next(v for v in then if values[v] != 0), 1)
 
-    for i, (condition, then) in enumerate(program.clauses):
+    for i, (given, then) in enumerate(program.clauses):
         for v in then:
             asks[v].append(i)
             asked[v] += 1
-        if condition >= 0:
-            conditions[condition].append(i)
+        for v in given:
+            conditions[v].append(i)
     for i, (variables, _) in enumerate(program.limits):
         for v in variables:
             limited[v].append(i)
@@ -121,6 +124,7 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
             for i in asks[v]:
                 retire(i)
             for i in conditions[v]:
+                holds[i] = True
                 look(i)
             for i in limited[v]:
                 ones[i] += 1
@@ -133,16 +137,18 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
                             settle(w, 0)
         else:
             for i in conditions[v]:
-                retire(i)
+                doubts[i] -= 1
+                if not doubts[i]:
+                    retire(i)
             for i in asks[v]:
                 options[i] -= 1
                 look(i)
     rows: list[Row] = []
-    for i, (condition, then) in enumerate(program.clauses):
+    for i, (given, then) in enumerate(program.clauses):
         if not dead[i]:
             open_then = tuple(v for v in then if values[v] == -1)
-            given = condition == -1 or values[condition] == 1
-            rows.append((open_then, () if given else (condition,), int(given)))
+            open_given = () if holds[i] else tuple(v for v in given if values[v] == -1)
+            rows.append((open_then, open_given, int(holds[i])))
     for i, (variables, most) in enumerate(program.limits):
         open_variables = tuple(v for v in variables if values[v] == -1)
         if len(open_variables) > most - ones[i]:
