@@ -22,6 +22,7 @@ from egcompile.ops import (
     sub,
     sum,
     transpose,
+    where,
 )
 from egcompile.rules.attributes import holds, numel, round_to
 from egcompile.rules.patterns import scalar
@@ -66,6 +67,12 @@ def _(x: Tensor) -> Equations:
 def _(x: Tensor) -> Equations:
     "x - 0  ==>  x"
     return {sub(x, scalar(0.0, x)): x}
+
+
+@rule("algebra/where_is_condition", {"c": "bool[3,4]"}, phase="both")
+def _(c: Tensor) -> Equations:
+    "where(c, true, false)  ==>  c"
+    return {where(c, scalar(1.0, c), scalar(0.0, c)): c}
 
 
 # ---- signs ----

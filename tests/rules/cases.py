@@ -33,7 +33,7 @@ class Case:
         types = [n.type for n in topological([*self.lefts, *self.rights])]
         tensors = [t for type in types for t in (type if isinstance(type, tuple) else (type,))]
         floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
-        return max(floating, key=lambda dtype: torch.finfo(dtype).eps)
+        return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 
 def case(rule: Rule, example: Mapping[str, Any]) -> Case | None:
@@ -66,7 +66,7 @@ def values(node: Node, draw: str) -> torch.Tensor:
     """An input: `plain` normal numbers, `ties` small whole ones, `special` with NaN and infinities in it."""
     shape, dtype = node.shape, node.dtype
     if not dtype.is_floating_point:
-        return torch.randint(0, 4, shape, dtype=dtype)
+        return torch.randint(0, 2 if dtype == torch.bool else 4, shape).to(dtype)
     x = torch.randn(shape, dtype=torch.float64)
     if draw == "ties":
         x = torch.randint(-1, 2, shape).double()

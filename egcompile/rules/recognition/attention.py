@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from egcompile.ops import bmm, expand, ge, iota, mul, reshape, sdpa, softmax, transpose, where
+from egcompile.ops import bmm, expand, ge, iota, logical_not, mul, reshape, sdpa, softmax, transpose, where
 from egcompile.ops.term import Pattern, shape
 from egcompile.rules.patterns import has_rank, is_wide, scalar
 from egcompile.rules.rule import Bool, Equations, Float, Ints, Tensor, rule
@@ -51,11 +51,21 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: Float) -> Equations:
     return {left: sdpa(q, k, v, scale, False)[0]}, [has_rank(q, 4), is_wide(q)]
 
 
-@rule("recognition/sdpa_causal", _WRITTEN, exactness="reassociating", phase="recognition")
-def _(q: Tensor, k: Tensor, v: Tensor, scale: Float) -> Equations:
-    "softmax(where(row >= column, scale q k^T, -inf)) v  ==>  sdpa(q, k, v, causal=True)"
-    scores = bmm(q, transpose(k))
-    row, column = (iota(shape(scores), axis, torch.int64) for axis in (2, 3))
-    scaled = mul(scores, scalar(scale, scores))
-    masked = where(ge(row, column), scaled, scalar(-math.inf, scores))
-    return {bmm(softmax(masked, 3), v): sdpa(q, k, v, scale, True)[0]}, [has_rank(q, 4), is_wide(q)]
+def _masked(scores: Pattern, filled: bool) -> Pattern:
+    """`scores[B, H, L, S]` where row >= column, else -inf: by `where(mask)`, or `masked_fill(~mask)`."""
+    size = shape(scores)[2], shape(scores)[3]
+    row, column = (iota(size, axis, torch.int64) for axis in (0, 1))
+    mask = logical_not(ge(row, column)) if filled else ge(row, column)
+    mask = expand(reshape(mask, (1, 1, *size)), shape(scores))
+    outside = scalar(-math.inf, scores)
+    return where(mask, outside, scores) if filled else where(mask, scores, outside)
+
+
+for _suffix, _filled in (("", False), ("_filled", True)):
+
+    @rule(f"recognition/sdpa_causal{_suffix}", _WRITTEN, exactness="reassociating", phase="recognition")
+    def _(q: Tensor, k: Tensor, v: Tensor, scale: Float) -> Equations:
+        "softmax(where(row >= column, scale q k^T, -inf)) v  ==>  sdpa(q, k, v, causal=True)"
+        scores = bmm(q, transpose(k))
+        masked = _masked(mul(scores, scalar(scale, scores)), _filled)
+        return {bmm(softmax(masked, 3), v): sdpa(q, k, v, scale, True)[0]}, [has_rank(q, 4), is_wide(q)]
