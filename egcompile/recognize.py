@@ -14,9 +14,8 @@ from egcompile.ir.graph import Graph
 from egcompile.ir.node import Attr, Node, topological
 from egcompile.ir.types import TensorType, ValueType
 from egcompile.language.egraph import ENode
-from egcompile.language.ruleset import session_with, usable
+from egcompile.language.ruleset import Rest, run_to_rest, session_with, usable
 from egcompile.language.session import Session
-from egcompile.language.types import infer_types
 from egcompile.ops.opdef import Kind, OpDef
 from egcompile.rules import RULES
 from egcompile.rules.rule import Exactness, Rule
@@ -37,25 +36,20 @@ def recognize(
     if not found:
         return graph
     session = session_with(nodes, found)
-    for _ in range(ITERATIONS):
-        if session.run():
-            continue
-        contents = session.read()  # at rest, but rules may wait for the types of what rules have built
-        if not session.add_types(contents, *infer_types(contents.classes, session.blame)):
-            break
-    return _rebuild(graph, nodes, session)
+    limit = f"limit of {ITERATIONS} iterations"
+    rest = run_to_rest(session, lambda iterations: limit if iterations >= ITERATIONS else "")
+    return _rebuild(graph, nodes, session, rest)
 
 
-def _rebuild(graph: Graph, nodes: Sequence[Node], session: Session) -> Graph:
+def _rebuild(graph: Graph, nodes: Sequence[Node], session: Session, rest: Rest) -> Graph:
     """The graph of the chosen e-nodes. What a class stood for in the model, its node stands for."""
-    contents = session.read()
+    contents = rest.contents
     class_of = {node: contents.class_of[session.encoder.number[node]] for node in nodes}
     traced = {
         class_of[node]: ENode(node.op, tuple(class_of[i] for i in node.inputs), node.attrs)
         for node in reversed(nodes)
     }
-    types, _ = infer_types(contents.classes, session.blame)
-    chosen = choose(contents.classes, types, traced)
+    chosen = choose(contents.classes, rest.types, traced)
     built: dict[int, Node] = {}
     for c, enode in chosen.items():  # operands come first
         operands = tuple(built[i] for i in enode.operands)

@@ -13,9 +13,8 @@ from egcompile.ir.joint import Joint
 from egcompile.ir.node import Node
 from egcompile.ir.types import ValueType
 from egcompile.language.egraph import EClass, EGraph
-from egcompile.language.ruleset import session_with, usable
+from egcompile.language.ruleset import run_to_rest, session_with, usable
 from egcompile.language.session import Contents
-from egcompile.language.types import infer_types
 from egcompile.ops.opdef import Kind
 from egcompile.rules import RULES
 from egcompile.rules.rule import Exactness, Rule
@@ -70,30 +69,16 @@ def saturate(
     start = time.perf_counter()
     nodes = joint.graph.nodes
     session = session_with(nodes, usable(rules.values(), "joint", exactness, {node.op for node in nodes}))
-    iterations, stopped = 0, ""
-    contents: Contents | None = None  # what the e-graph holds, if it has not changed since
-    while not (stopped := _limit(limits, iterations, session.size(), time.perf_counter() - start)):
-        iterations += 1
-        if session.run():
-            contents = None
-            continue
-        if contents is None:  # at rest, but rules may wait for the types of what rules have built
-            contents = session.read()
-            types, witnesses = infer_types(contents.classes, session.blame)
-            if session.add_types(contents, types, witnesses):
-                continue
-        stopped = "saturated"
-        break
-    if contents is None:
-        contents = session.read()
-        types, _ = infer_types(contents.classes, session.blame)
-
+    rest = run_to_rest(
+        session, lambda iterations: _limit(limits, iterations, session.size(), time.perf_counter() - start)
+    )
+    contents, stopped = rest.contents, rest.stopped
     class_of = {node: contents.class_of[session.encoder.number[node]] for node in nodes}
-    egraph = _egraph(joint, contents, types, class_of)
+    egraph = _egraph(joint, contents, rest.types, class_of)
     fired = {name: (count, session.seconds[name]) for name, count in session.matches.items() if count}
     size = sum(map(len, contents.classes.values()))
     seconds = time.perf_counter() - start
-    report = Report(fired, iterations, size, len(egraph.classes), seconds, stopped)
+    report = Report(fired, rest.iterations, size, len(egraph.classes), seconds, stopped)
     if stopped != "saturated":
         warnings.warn(
             f"rewriting stopped at its {stopped} of {size} e-nodes; the plan is valid, and may miss rewrites",
