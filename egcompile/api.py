@@ -12,7 +12,7 @@ from egcompile.backend import backend
 from egcompile.config import disabled
 from egcompile.frontend import Traced, trace
 from egcompile.ir.graph import Graph
-from egcompile.pipeline import MODES
+from egcompile.pipeline import mode_of
 from egcompile.plan import Plan
 from egcompile.target import Target
 
@@ -57,15 +57,14 @@ def optimize(
     ones. `mode` is exact, greedy or unfused. No GPU is needed to look at a plan for one. Raises ValueError
     for an unknown target or mode, and, once the plan is looked at or called, the errors of the pipeline.
     """
-    if mode not in MODES:
-        raise ValueError(f"no mode {mode!r}; there are {', '.join(MODES)}")
+    chosen = mode_of(mode)
     if isinstance(graph, Traced):
         needed = graph.requires_grad if needed is None else needed
         graph = graph.graph
     if target is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return Plan(graph, Target.of(device), mode, needed)
-    return Plan(graph, Target.parse(target), mode, needed)
+        return Plan(graph, Target.of(device), chosen, needed)
+    return Plan(graph, Target.parse(target), chosen, needed)
 
 
 __all__ = ["compile", "optimize", "trace"]

@@ -16,7 +16,7 @@ from egcompile.config import disabled, logger
 from egcompile.frontend.dynamo import Argument, Capture, Imported
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
-from egcompile.pipeline import MODES
+from egcompile.pipeline import Mode, mode_of
 from egcompile.plan import Plan
 from egcompile.target import Target
 
@@ -30,7 +30,7 @@ def backend(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Callable[..., Sequence[Any]]:
+) -> Callable[..., Any]:
     """`torch.compile(model, backend="egcompile", mode=..., options={"target": ...})`.
 
     `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
@@ -39,10 +39,9 @@ def backend(
     """
     if disabled():
         return gm.forward
-    chosen = "exact" if mode in (None, "default") else str(mode)
-    unknown = set(options or ()) - {"target"}
-    if chosen not in MODES or unknown:
-        raise ValueError(f"modes are {', '.join(MODES)} and the option is target; got {mode!r}, {options!r}")
+    if unknown := set(options or ()) - {"target"}:
+        raise ValueError(f"no option {', '.join(unknown)}; there is target")
+    chosen = mode_of("exact" if mode in (None, "default") else str(mode))
     compiler = _Compiler(Capture.of(gm), chosen, (options or {}).get("target"))
     if not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
@@ -59,10 +58,10 @@ def register() -> None:
 @dataclass(frozen=True, eq=False)
 class _Compiler:
     capture: Capture
-    mode: str
+    mode: Mode
     target: str | None
 
-    def specialize(self, args: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+    def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
         """A callable for arguments of these sizes and numbers."""
         imported = self.capture.specialize(args)
         tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
@@ -107,7 +106,7 @@ class _Specializing:
 
     def __init__(self, compiler: _Compiler) -> None:
         self.compiler = compiler
-        self.calls: OrderedDict[tuple[Any, ...], Callable[..., Sequence[Any]]] = OrderedDict()
+        self.calls: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         key = tuple([_key(x) for x in args])

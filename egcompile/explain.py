@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from egcompile.extract import Extraction, KernelPlan, fusible
 from egcompile.extract.fusible import LOOPS, Role, Site
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
+from egcompile.pipeline import Compiled, launches
 from egcompile.schedule.kernel import Program, Schedule
-
-if TYPE_CHECKING:
-    from egcompile.pipeline import Compiled
 
 MOST = 40
 """Lines of one section; the rest are counted."""
@@ -27,7 +24,7 @@ def explain(compiled: Compiled) -> str:
         f"plan for {compiled.target.name}": [seconds],
         "recognized": _recognized(compiled.derived.graph),
         "rules": str(compiled.report).splitlines(),
-        "kernels": _kernels(compiled),
+        "kernels": _kernels(compiled.schedule),
         "not fused": _refused(compiled.extraction),
         "extraction": [str(compiled.extraction.stats)],
         "saved for the backward": _saved(compiled.schedule),
@@ -44,25 +41,26 @@ def _shortened(lines: Iterable[str]) -> Iterator[str]:
 
 def _recognized(graph: Graph) -> list[str]:
     """Named ops of the derived graph, how often, and where in the model."""
-    places: dict[str, list[str]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    places: dict[str, frozenset[str]] = defaultdict(frozenset)
     for node in graph.nodes:
         if node.op.kind is Kind.COMPOSITE:
-            places[node.op.name].append(_place(graph.origins, [node, *_projections(graph, node)]))
-    return [f"{len(where)} x {name}: {_joined(where)}" for name, where in sorted(places.items())]
+            counts[node.op.name] += 1
+        named = node.inputs[0] if node.op.kind is Kind.PROJECTION else node
+        if named.op.kind is Kind.COMPOSITE:
+            places[named.op.name] |= graph.origins.get(node, frozenset())
+    return [f"{count} x {name}: {_joined(places[name])}" for name, count in sorted(counts.items())]
 
 
-def _projections(graph: Graph, node: Node) -> list[Node]:
-    return [n for n in graph.nodes if n.op.kind is Kind.PROJECTION and n.inputs[0] is node]
-
-
-def _kernels(compiled: Compiled) -> list[str]:
-    """Each kernel that is launched: what it holds, and the model's places in it."""
+def _kernels(schedule: Schedule) -> list[str]:
+    """Each kernel that is launched: what it holds, how often, and for which places of the model."""
     lines = []
-    for kernel in compiled.kernels:
+    for kernel, runs in launches(schedule).items():
         inside = [n for n in kernel.body.nodes if n.op.kind not in (Kind.LEAF, Kind.PROJECTION)]
         counts = Counter(n.op.name for n in inside)
         what = " + ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
-        lines.append(f"{kernel.name}: {what} ({_place(kernel.body.origins, kernel.body.nodes)})")
+        places = _joined(place for run in runs for place in run.origins)
+        lines.append(f"{len(runs)} x {kernel.name}: {what} ({places or 'no place in the model'})")
     return lines
 
 
@@ -81,7 +79,8 @@ def _refused(extraction: Extraction) -> list[str]:
 
 
 def _reason(writer: KernelPlan, value: Node, reader: KernelPlan, read: Node) -> str:
-    producer, root = Site.of(value), Site.of(reader.root)
+    producer = Site.of(value.inputs[0] if value.op.kind is Kind.PROJECTION else value)
+    root = Site.of(reader.root)
     spaces = {s.space for s in map(Site.of, (value, *writer.nodes)) if s.role is Role.ROW_REDUCTION}
     for consumer in (reader.root, *reader.nodes):
         for position, operand in enumerate(consumer.inputs):
@@ -123,10 +122,6 @@ def _size(count: float) -> str:
             return f"{count:.4g} {unit}"
         count /= 1024
     return f"{count:.4g} GiB"
-
-
-def _place(origins: Mapping[Node, frozenset[str]], nodes: Iterable[Node]) -> str:
-    return _joined({place for node in nodes for place in origins.get(node, ())}) or "no place in the model"
 
 
 def _joined(places: Iterable[str]) -> str:

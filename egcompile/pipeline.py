@@ -21,22 +21,37 @@ from egcompile.schedule import Schedule, schedule
 from egcompile.schedule.kernel import Kernel, Launch
 from egcompile.target import Target
 
+__all__ = ["MODES", "Compiled", "Mode", "compile_graph", "launches", "mode_of"]
+
 MODES: tuple[Mode, ...] = get_args(Mode)
 """How a plan is extracted: proven cheapest, or, to compare with, the two that others use."""
+
+
+def mode_of(name: str) -> Mode:
+    """The mode of that name; raises ValueError."""
+    for mode in MODES:
+        if mode == name:
+            return mode
+    raise ValueError(f"no mode {name!r}; there are {', '.join(MODES)}")
+
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """What each stage decided. `derived` is the joint graph before rewriting; `seconds` is by stage."""
+    """What each stage decided.
+
+    derived   the joint graph before rewriting
+    texts     the generated kernels, none for a CPU
+    seconds   by stage
+    """
 
     target: Target
     derived: Joint
     report: Report
     extraction: Extraction
     schedule: Schedule
-    kernels: tuple[Kernel, ...]
     texts: tuple[KernelSource, ...]
     source: str
     seconds: dict[str, float]
@@ -70,14 +85,13 @@ def compile_graph(
     extraction = timed("extract", lambda: extract(egraph, target, mode=mode, strides=strides))
     _check(extraction.joint, "extract")
     scheduled = timed("schedule", lambda: schedule(extraction, target))
-    kernels = _kernels(scheduled)
     texts: tuple[KernelSource, ...] = ()
     if target.kind != "cpu":
-        texts = timed("codegen", lambda: tuple(generate(kernel, target) for kernel in kernels))
+        texts = timed("codegen", lambda: tuple(generate(k, target) for k in launches(scheduled)))
     source = timed("render", lambda: render(scheduled, texts, target))
     logger("graphs").debug("before:\n%s\nafter:\n%s", derived.graph, extraction.joint.graph)
     logger("source").debug("%s", source)
-    return Compiled(target, derived, report, extraction, scheduled, kernels, texts, source, seconds)
+    return Compiled(target, derived, report, extraction, scheduled, texts, source, seconds)
 
 
 def _check(joint: Joint, stage: str) -> None:
@@ -85,11 +99,11 @@ def _check(joint: Joint, stage: str) -> None:
         verify_joint(joint, stage)
 
 
-def _kernels(scheduled: Schedule) -> tuple[Kernel, ...]:
-    """Each kernel that is launched, once, in order."""
-    kernels: dict[str, Kernel] = {}
-    for program in (scheduled.forward, scheduled.backward):
+def launches(schedule: Schedule) -> dict[Kernel, list[Launch]]:
+    """The launches of each kernel, in order."""
+    found: dict[Kernel, list[Launch]] = {}
+    for program in (schedule.forward, schedule.backward):
         for step in program.steps if program else ():
             if isinstance(step, Launch):
-                kernels[step.kernel.name] = step.kernel
-    return tuple(kernels.values())
+                found.setdefault(step.kernel, []).append(step)
+    return found

@@ -21,11 +21,11 @@ from egcompile.ir.joint import Joint
 from egcompile.ir.node import Node, topological
 from egcompile.ir.types import TensorType
 from egcompile.ir.verify import verify
-from egcompile.pipeline import Compiled, compile_graph
+from egcompile.pipeline import Compiled, Mode, compile_graph, launches
 from egcompile.runtime.aten import laid_out
 from egcompile.runtime.bridge import Executable, Gradients, Mask, Vjp, run
 from egcompile.runtime.loader import load
-from egcompile.schedule.kernel import Buffer, contiguous_strides
+from egcompile.schedule.kernel import Buffer, Launch, contiguous_strides
 from egcompile.target import Target
 
 Tensor = torch.Tensor
@@ -33,11 +33,14 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class PlanKernel:
-    """A kernel of a plan: its source (empty on a CPU, which runs ATen), and the model's places it is from."""
+    """A kernel of a plan: its source, empty on a CPU, which runs ATen; the model's places that it is the
+    work of; and how often it is launched.
+    """
 
     name: str
     source: str
     origin: tuple[str, ...]
+    launches: int
 
 
 class Plan:
@@ -52,7 +55,7 @@ class Plan:
         self,
         graph: Graph,
         target: Target,
-        mode: str = "exact",
+        mode: Mode = "exact",
         needed: Sequence[bool] | None = None,
         strides: Sequence[tuple[int, ...]] | None = None,
         volatile: Sequence[int] = (),
@@ -224,7 +227,10 @@ class Plan:
     def kernels(self) -> tuple[PlanKernel, ...]:
         compiled = self.compiled()
         texts = {text.name: text.text for text in compiled.texts}
-        return tuple(PlanKernel(k.name, texts.get(k.name, ""), _origin(k.body)) for k in compiled.kernels)
+        return tuple(
+            PlanKernel(kernel.name, texts.get(kernel.name, ""), tuple(sorted(_places(runs))), len(runs))
+            for kernel, runs in launches(compiled.schedule).items()
+        )
 
     def diff(self) -> str:
         """The joint graph before and after optimization, as a unified diff of their texts."""
@@ -285,8 +291,8 @@ def _reached(roots: Iterable[Node], inputs: Sequence[Node]) -> tuple[int, ...]:
     return tuple(i for i, node in enumerate(inputs) if node in nodes)
 
 
-def _origin(body: Graph) -> tuple[str, ...]:
-    return tuple(sorted(frozenset().union(*body.origins.values())))
+def _places(runs: Sequence[Launch]) -> frozenset[str]:
+    return frozenset().union(*(run.origins for run in runs))
 
 
 def _interpreted(device: torch.device) -> bool:

@@ -65,3 +65,9 @@ def laid_out(value: torch.Tensor, strides: tuple[int, ...], *, copy: bool = Fals
     if same and not copy:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def unviewed(view: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor that is no view: what autograd lets a caller change in place."""
+    storage = view.untyped_storage()
+    return view.new_empty(0).set_(storage, view.storage_offset(), view.shape, view.stride())

@@ -14,6 +14,7 @@ On an H200, 4 x 16 heads (8 for keys) x 2048 x 128, causal, bf16, forward and ba
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -128,7 +129,11 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
 @functools.cache
 def _has_cudnn(device: torch.device) -> bool:
     hopper = torch.cuda.get_device_capability(device) >= (9, 0)
-    return hopper and torch.backends.cudnn.is_available() and torch.backends.cuda.cudnn_sdp_enabled()
+    enabled: tuple[Callable[[], bool], ...] = (
+        torch.backends.cudnn.is_available,
+        torch.backends.cuda.cudnn_sdp_enabled,
+    )
+    return hopper and all(check() for check in enabled)
 
 
 def _no_random_state(q: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return executable.forward(*inputs)
     if executable.copied:
         inputs = [x.clone() if i in executable.copied else x for i, x in enumerate(inputs)]
-    return PlanFunction.apply(executable, *inputs)
+    return _apply(executable, *inputs)
 
 
 class PlanFunction(torch.autograd.Function):
@@ -117,6 +117,9 @@ class PlanFunction(torch.autograd.Function):
                 saved.append(_cotangent(ct, buffer, device))
         assert executable.backward is not None
         return None, *executable.backward(saved)
+
+
+_apply: Callable[..., tuple[Tensor, ...]] = PlanFunction.apply
 
 
 def _by_vjp(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import keyword
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -38,7 +39,18 @@ from egcompile.schedule.kernel import (
 )
 from egcompile.target import Target
 
-_OWN_WORDS = ("torch", "triton", "tl", "libdevice", "partial", "op", "laid_out", "empty", "empty_strided")
+_OWN_WORDS: tuple[str, ...] = (
+    "torch",
+    "triton",
+    "tl",
+    "libdevice",
+    "partial",
+    "op",
+    "laid_out",
+    "unviewed",
+    "empty",
+    "empty_strided",
+)
 _OWN_WORDS += ("values", "forward", "backward", "device")
 
 _NEW_AND_CONTIGUOUS = ("matmul", "bmm", "contract_rows", "embedding", "embedding_backward")
@@ -80,7 +92,7 @@ def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> st
         lines += ["import triton", "import triton.language as tl"]
     if "libdevice." in text:
         lines.append("from triton.language.extra import libdevice")
-    lines += ["", "from egcompile.runtime.aten import laid_out, op", ""]
+    lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed", ""]
     words = set(re.findall(r"\w+", text))
     lines += [f"{name} = {dtype}" for dtype, name in DTYPE_NAMES.items() if name in words - {"bool"}]
     return "\n".join(lines)
@@ -99,7 +111,7 @@ class _Function:
     def text(self) -> str:
         inputs = [self.name(i) for i in self.program.inputs]
         lines = [line for step in self.program.steps for line in self._step(step)]
-        returned = ", ".join("None" if o is None else self.name(o) for o in self.program.outputs)
+        returned = ", ".join(self._returned())
         lines.append(f"return ({returned}{',' if len(self.program.outputs) == 1 else ''})")
         head = list(self._signature(inputs))
         device = f"{inputs[0]}.device" if inputs else f'torch.device("{self.target.kind}")'
@@ -110,6 +122,19 @@ class _Function:
         if "device=device" in body:
             head.append(f"    device = {device}")
         return "\n".join([*head, *(f"    {line}" for line in lines)])
+
+    def _returned(self) -> Iterator[str]:
+        """The results. A view is returned as a tensor of its own, unless its memory is returned as well."""
+        outputs = self.program.outputs
+        base = {step.output: step.source for step in self.program.steps if isinstance(step, View)}
+        count = Counter(base.get(o, o) for o in outputs if o is not None)
+        for output in outputs:
+            if output is None:
+                yield "None"
+            elif output in base and count[base[output]] == 1 and base[output] not in self.program.inputs:
+                yield f"unviewed({self.name(output)})"
+            else:
+                yield self.name(output)
 
     def _signature(self, inputs: list[str]) -> Iterator[str]:
         joined = "\n".join(textwrap.wrap(", ".join(inputs), 96, break_long_words=False))
@@ -156,14 +181,15 @@ class _Function:
         for output, buffer in zip(step.outputs, step.kernel.outputs, strict=True):
             yield f"{self.name(output)} = {_empty(buffer)}  # {buffer.type}"
         arguments = ", ".join(map(self.name, (*step.inputs, *step.outputs)))
-        yield f"{step.kernel.name}({arguments})"
+        places = f"  # {', '.join(sorted(step.origins))}" if step.origins else ""
+        yield f"{step.kernel.name}({arguments}){places}"
 
     def _inline(self, step: Launch) -> Iterator[str]:
         """A kernel's body op by op; the temporaries are dropped at the end."""
         body = step.kernel.body
         values = {i: self.name(n) for i, n in zip(body.inputs, step.inputs, strict=True)}
         temporaries: list[str] = []
-        yield f"# {step.kernel.name}"
+        yield f"# {': '.join([step.kernel.name, *filter(None, [', '.join(sorted(step.origins))])])}"
         for node in _computed(body):
             if node.op.kind is Kind.PROJECTION:
                 values[node] = f"{values[node.inputs[0]]}[{node.attr('index')}]"

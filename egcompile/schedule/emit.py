@@ -95,9 +95,10 @@ class _Emitter:
         held.update(dict.fromkeys(plan.writes))
         if root.op.kind not in _ATEN:
             kernel, inputs, outputs = self.kernels.of(plan, self.extraction.buffers)
-            return Launch(
-                kernel, tuple(self.names[n] for n in inputs), tuple(self.names[n] for n in outputs)
-            )
+            known = self.extraction.joint.graph.origins
+            origins = frozenset().union(*(known.get(n, ()) for n in (root, *plan.nodes, *plan.writes)))
+            names = tuple(self.names[n] for n in inputs), tuple(self.names[n] for n in outputs)
+            return Launch(kernel, *names, origins)
         attrs = tuple(zip(root.op.attr_names, root.attrs, strict=True))
         results: list[str | None] = [None] * (len(root.type) if isinstance(root.type, tuple) else 1)
         for node in plan.writes:

@@ -38,11 +38,15 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """Run a generated kernel: names of argument values, names of the values that it writes."""
+    """Run a generated kernel: names of argument values, names of the values that it writes.
+
+    `origins` are the model's places that this launch is the work of.
+    """
 
     kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    origins: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
