@@ -107,12 +107,15 @@ class Contraction:
     @property
     def allows_descriptors(self) -> bool:
         """Whether tiles of both operands can go through tensor descriptors."""
-        sized = self.dtype.itemsize == 2 and self.k.size > 0
-        return sized and self.operand_block(0) is not None and self.operand_block(1) is not None
+        blocks = (self.operand_block(0), self.operand_block(1))
+        return self.dtype.itemsize == 2 and None not in blocks
 
     @staticmethod
     def of(kernel: Kernel) -> Contraction:
-        """Takes apart a kernel whose body is lowered; raises CompileError, saying which node does not fit."""
+        """Takes apart a kernel whose body is lowered, so that no axis is empty.
+
+        Raises CompileError, saying which node does not fit.
+        """
         nodes = topological(kernel.body.outputs)
         roots = [n for n in nodes if n.op.kind is Kind.CONTRACTION]
         if len(roots) != 1:

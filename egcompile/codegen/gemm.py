@@ -13,13 +13,15 @@ import re
 from collections.abc import Iterable
 
 from egcompile.codegen.contraction import ColumnSum, Contraction
-from egcompile.codegen.gemm_config import GemmConfig, choose_config
+from egcompile.codegen.gemm_config import GemmConfig, Problem, choose_config
 from egcompile.codegen.gemm_epilogue import Arguments, OperandTile, RegionTile, blocked
+from egcompile.codegen.index import offset
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES, literal
 from egcompile.codegen.source import KernelSource, span
 from egcompile.codegen.text import Block as TextBlock
 from egcompile.codegen.text import Line, Loop, Names, Value, named, print_block
 from egcompile.codegen.tile import AxisTile, Scope
+from egcompile.codegen.walk import Walk
 from egcompile.errors import CompileError
 from egcompile.ir.node import Node
 from egcompile.schedule.kernel import Kernel
@@ -45,17 +47,24 @@ def render_contraction(kernel: Kernel, target: Target, config: GemmConfig | None
 def default_config(contraction: Contraction, target: Target) -> GemmConfig:
     """The table's choice for a contraction (`gemm_config`)."""
     c = contraction
-    reads = {i for node in c.tile if node is not c.node for i in node.inputs if i not in c.tile}
-    numel = c.z.size * c.rows.size * c.cols.size
-    held = sum(x.op.name != "full" and x.tensor.numel == numel for x in reads)
-    return choose_config(
-        c.rows.size,
+    walk = Walk(lambda node, index: None)
+    for node, index in c.tile.items():
+        for operand in () if node is c.node else node.inputs:
+            if operand not in c.tile:
+                walk.visit(operand, index)
+    whole = {c.rows, c.cols}
+    loads = [x.dtype.itemsize for x, at in walk.loads if offset(at, c.buffer(x).strides).axes >= whole]
+    stores = [node.dtype.itemsize for _, node in c.outputs_in(c.tile)]
+    problem = Problem(
+        c.z.size * c.rows.size,
         c.cols.size,
+        c.k.size,
         c.dtype.itemsize,
-        target,
-        descriptors=target.has_descriptors and c.allows_descriptors,
-        tiles_held=held + len(c.outputs_in(c.tile)),
+        tuple(sorted(loads)),
+        tuple(stores),
+        c.allows_descriptors,
     )
+    return choose_config(problem, target)
 
 
 class _Renderer:
@@ -80,16 +89,14 @@ class _Renderer:
             shape = (c.z.size * self.tiles_m, c.cols.size)
             device = f"{next(iter(self.tensors.values()))}.device"
             body.append(f"{partial} = torch.empty({shape}, dtype={c.accumulator}, device={device})")
-        if self.programs:
-            functions, launch = self._main()
-            parts += functions
+        functions, launch = self._main()
+        parts += functions
+        body.append(launch)
+        for partial, column_sum in zip(self.partials, c.sums, strict=True):
+            function, launch = self._finalize(partial, column_sum)
+            parts.append(function)
             body.append(launch)
-        if c.cols.size:
-            for partial, column_sum in zip(self.partials, c.sums, strict=True):
-                function, launch = self._finalize(partial, column_sum)
-                parts.append(function)
-                body.append(launch)
-        parts.append(_function(f"def {self.name}({', '.join(self.tensors.values())}):", body or ["pass"]))
+        parts.append(_function(f"def {self.name}({', '.join(self.tensors.values())}):", body))
         code = "\n".join(parts)
         helpers = [text.strip() for name, text in HELPERS.items() if re.search(rf"\b{name}\(", code)]
         if "TensorDescriptor" in code:

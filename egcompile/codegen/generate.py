@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from egcompile.codegen.gemm import render_contraction
+from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
 from egcompile.codegen.loops import render_nest
 from egcompile.codegen.nest import Nest, choose_nest
 from egcompile.codegen.pointwise import pointwise_function
+from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
 from egcompile.codegen.text import identifier
 from egcompile.ir.graph import Graph
@@ -24,15 +25,20 @@ from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
 
 
-def generate(kernel: Kernel, target: Target, config: Config | None = None) -> KernelSource:
-    """Triton source of `kernel`; `config` overrides the heuristics of its first nest.
+def generate(kernel: Kernel, target: Target, config: Config | GemmConfig | None = None) -> KernelSource:
+    """Triton source of `kernel`; `config` overrides the heuristics of its first nest, or of its contraction.
 
-    Raises CompileError where the body holds an op that no generated kernel can hold.
+    Raises CompileError where the body holds an op that no generated kernel can hold, and TypeError for a
+    `config` that is of the other kind.
     """
     body = lower(kernel.body)
     lowered = Kernel(kernel.name, body, kernel.inputs, kernel.outputs)
     if any(node.op.kind is Kind.CONTRACTION for node in body.nodes):
-        return render_contraction(lowered, target)
+        if isinstance(config, Config):
+            raise TypeError(f"{kernel.name} holds a contraction, which takes a GemmConfig")
+        return render_contraction(lowered, target, config)
+    if isinstance(config, GemmConfig):
+        raise TypeError(f"{kernel.name} holds no contraction; it takes a Config")
     arguments = [*(node.attr("name") for node in body.inputs), *body.output_names]
     division = _Division(kernel.name, target, config, {*arguments})
     division.divide(lowered)
@@ -74,7 +80,7 @@ class _Division:
     def function_name(self, role: str) -> str:
         name = base = f"_{self.name}_{role}" if role else f"_{self.name}"
         count = 1
-        while name in self.functions:
+        while name in self.functions or name in HELPERS:
             count += 1
             name = f"{base}_{count}"
         self.functions.add(name)

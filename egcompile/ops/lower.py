@@ -16,8 +16,9 @@ from egcompile.ops.opdef import Kind
 def lower(graph: Graph) -> Graph:
     """`graph` with every definition expanded, casts to their own type and detaches dropped.
 
-    A reduction over axes of size 1 is its operand. What has no elements is gone: a sum over an empty axis is 0, a mean NaN. Raises CompileError for an op
-    that is one call of ATen, and for an empty axis that has no largest element.
+    A reduction over axes of size 1 is its operand. What has no elements is gone: a sum or a contraction
+    over an empty axis is 0, a mean NaN. Raises CompileError for an op that is one call of ATen, and for an
+    empty axis that has no largest element.
     """
     done: dict[Node, tuple[Node, ...]] = {node: (node,) for node in graph.inputs}
     outputs = tuple(_expand(output, done)[0] for output in graph.outputs)
@@ -38,7 +39,9 @@ def _lowered(node: Node, operands: tuple[tuple[Node, ...], ...]) -> tuple[Node, 
     defined = node.op.kind is Kind.COMPOSITE or (node.op.kind is Kind.POINTWISE and node.op.scalar is None)
     if defined and node.op.definition is not None:
         leaves, results = node.op.define(tuple(i.type for i in inputs), node.attrs)
-        bound = {leaf: (value,) for leaf, value in zip(leaves, inputs, strict=True)}
+        bound: dict[Node, tuple[Node, ...]] = {
+            leaf: (value,) for leaf, value in zip(leaves, inputs, strict=True)
+        }
         return tuple(_expand(result, bound)[0] for result in results)
     if node.op.kind is Kind.EXTERN:
         raise CompileError(f"{node.op.name} runs in ATen and cannot be part of a generated kernel: {node}")
@@ -57,6 +60,8 @@ def _simplified(node: Node, inputs: tuple[Node, ...]) -> Node:
         return constant(math.nan if name == "mean" else 0.0, node)
     if node.op.kind is Kind.REDUCTION and node.shape == inputs[0].shape:
         return inputs[0]
+    if node.op.kind is Kind.CONTRACTION and not all(i.tensor.numel for i in inputs):
+        return constant(0.0, node)
     if name == "pad" and not inputs[0].tensor.numel:
         return full(value=0.0, shape=node.shape, dtype=node.dtype)
     if name == "cat":

@@ -19,6 +19,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -56,6 +57,9 @@ def compile_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], a
         if isinstance(value, torch.Tensor):
             signature[name] = POINTERS[value.dtype]
             attrs[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            element = POINTERS[value.base.dtype].removeprefix("*")
+            signature[name] = f"tensordesc<{element}{list(value.block_shape)}>"
         else:
             signature[name] = "constexpr"
             constants[(i,)] = value
