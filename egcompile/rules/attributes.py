@@ -47,9 +47,6 @@ row = AttrFunction("row", ("ints",), "ints", _row)
 last_size = AttrFunction("last_size", ("ints",), "ints", _last_size)
 """`[B, T, N] -> [N]`."""
 
-leading = AttrFunction("leading", ("ints",), "ints", lambda shape: shape[:-1] or None)
-"""`[B, T, N] -> [B, T]`."""
-
 numel = AttrFunction("numel", ("ints",), "float", lambda shape: float(math.prod(shape)))
 """`[B, T, N] -> B T N`."""
 

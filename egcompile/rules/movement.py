@@ -20,7 +20,7 @@ from egcompile.ops import (
     transpose,
 )
 from egcompile.ops.term import AttrTerm, Pattern
-from egcompile.rules.attributes import last_size, leading, row
+from egcompile.rules.attributes import row
 from egcompile.rules.patterns import has_rank, is_vector, rows
 from egcompile.rules.rule import Condition, DType, Equations, Int, Ints, Tensor, rule
 
@@ -113,12 +113,6 @@ for _rank in (2, 3, 4, 5):
 def _(a: Tensor, b: Tensor) -> Equations:
     "contract_rows(a, b)^T  ==>  contract_rows(b, a): a weight's gradient in the weight's own layout"
     return {transpose(contract_rows(a, b)): contract_rows(b, a)}
-
-
-def _keeps_rows(x: Pattern, w: Pattern, to: AttrTerm) -> list[Condition]:
-    """`x[*, K] w[K, N]` has the shape `to`."""
-    sizes = (last_size(shape(x)), (shape(w)[0],)), (last_size(to), (shape(w)[1],))
-    return [*sizes, (leading(shape(x)), leading(to))]
 
 
 # ---- casts among movement: on fewer elements, or after views ----
@@ -238,22 +232,32 @@ def _(a: Tensor, b: Tensor, c: Tensor, axis: Int) -> Equations:
     return {cat(a, cat(b, c, axis=axis), axis=axis): cat(a, b, c, axis=axis)}
 
 
-# ---- a linear layer on flattened rows, as Hugging Face's Conv1D ----
-
-_FLAT = {"x": "f64[2,3,4]", "w": "f64[4,5]", "flat": (6, 4), "to": (2, 3, 5)}
+# ---- a linear layer on flattened rows, as Hugging Face's Conv1D: its leading axes come back ----
 
 
-@rule("movement/linear_of_rows", _FLAT, phase="both")
-def _(x: Tensor, w: Tensor, flat: Ints, to: Ints) -> Equations:
-    "reshape(reshape(x[*, K], [M, K]) w, [*, N])  ==>  x w: the leading axes stay"
-    left = reshape(matmul(reshape(x, flat), w), to)
-    return {left: matmul(x, w)}, _keeps_rows(x, w, to)
+def _unflattened(w: Pattern, to: Ints, rank: int) -> tuple[tuple[AttrTerm, ...], list[Condition]]:
+    """For a product with `w[K, N]` reshaped `to` [*, N]: the shape [*, K], and that `to` is such."""
+    sizes = tuple(to[i] for i in range(rank))
+    return (*sizes[:-1], shape(w)[0]), [(to, sizes), (sizes[-1], shape(w)[1])]
 
 
-@rule("movement/linear_bias_of_rows", {**_FLAT, "b": "f64[5]"}, phase="both")
-def _(x: Tensor, w: Tensor, b: Tensor, flat: Ints, to: Ints) -> Equations:
-    "reshape(reshape(x[*, K], [M, K]) w + b, [*, N])  ==>  x w + b"
-    y = matmul(reshape(x, flat), w)
-    left = reshape(add(y, rows(b, y)), to)
-    bias = expand(reshape(b, row(to)), to)
-    return {left: add(matmul(x, w), bias)}, [*_keeps_rows(x, w, to), is_vector(b, y)]
+for _rank, _flat in (
+    (3, {"x": "f64[2,3,4]", "w": "f64[4,5]", "flat": (6, 4), "to": (2, 3, 5)}),
+    (4, {"x": "f64[2,3,2,2]", "w": "f64[4,5]", "flat": (6, 4), "to": (2, 1, 3, 5)}),
+):
+
+    @rule(f"movement/linear_of_rows_{_rank}d", _flat, phase="both")
+    def _(x: Tensor, w: Tensor, flat: Ints, to: Ints) -> Equations:
+        "reshape(reshape(x, [M, K]) w, [*, N])  ==>  reshape(x, [*, K]) w"
+        left = reshape(matmul(reshape(x, flat), w), to)
+        whole, where = _unflattened(w, to, _rank)
+        return {left: matmul(reshape(x, whole), w)}, where
+
+    @rule(f"movement/linear_bias_of_rows_{_rank}d", {**_flat, "b": "f64[5]"}, phase="both")
+    def _(x: Tensor, w: Tensor, b: Tensor, flat: Ints, to: Ints) -> Equations:
+        "reshape(reshape(x, [M, K]) w + b, [*, N])  ==>  reshape(x, [*, K]) w + b"
+        y = matmul(reshape(x, flat), w)
+        left = reshape(add(y, rows(b, y)), to)
+        whole, where = _unflattened(w, to, _rank)
+        bias = expand(reshape(b, row(to)), to)
+        return {left: add(matmul(reshape(x, whole), w), bias)}, [*where, is_vector(b, y)]
