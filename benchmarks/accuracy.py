@@ -16,8 +16,8 @@ from benchmarks.variants import DTYPES, Batches, Training, gradients, make_model
 from benchmarks.zoo import Case
 
 CHECK_STEPS = (0, 50)
-FLOOR = 2**-12
-"""A gradient this near to the truth, relative to its size, is right, however much nearer eager's is."""
+FLOOR = 1 / 32
+"""An error below this part of the dtype's epsilon, relative to the gradient's size, counts as none."""
 
 
 def rmse(a: Tensor, b: Tensor) -> float:
@@ -25,7 +25,7 @@ def rmse(a: Tensor, b: Tensor) -> float:
 
 
 def gradient_ratios(
-    truth: dict[str, Tensor], eager: dict[str, Tensor], other: dict[str, Tensor]
+    truth: dict[str, Tensor], eager: dict[str, Tensor], other: dict[str, Tensor], eps: float
 ) -> dict[str, float]:
     """Per parameter: `other`'s RMSE against the truth, over eager's or the floor, whichever is larger.
 
@@ -33,7 +33,7 @@ def gradient_ratios(
     """
     ratios = {}
     for name, exact in truth.items():
-        floor = FLOOR * exact.square().mean().sqrt().item()
+        floor = FLOOR * eps * exact.square().mean().sqrt().item()
         if name not in other:
             ratios[name] = math.inf
             continue
@@ -52,13 +52,15 @@ def check(case: Case, variants: list[str], device: torch.device, dtype: str) -> 
     rows: list[dict[str, Any]] = []
     for step in range(max(CHECK_STEPS) + 1):
         if step in CHECK_STEPS:
-            rows += _check_at(step, training.model, batches(step), [v for v in variants if v != "eager"])
+            compared = [v for v in variants if v != "eager"]
+            eps = torch.finfo(DTYPES[dtype]).eps
+            rows += _check_at(step, training.model, batches(step), compared, eps)
         training.step(batches(step))
     return {"rows": rows}
 
 
 def _check_at(
-    step: int, model: nn.Module, batch: tuple[Any, ...], variants: list[str]
+    step: int, model: nn.Module, batch: tuple[Any, ...], variants: list[str], eps: float
 ) -> list[dict[str, Any]]:
     wide = tuple(t.double() if t.is_floating_point() else t for t in batch)
     truth = gradients("eager", copy.deepcopy(model).double(), wide)
@@ -69,7 +71,7 @@ def _check_at(
     for variant in variants:
         row: dict[str, Any] = {"variant": variant, "step": step, "eager_relative_rmse": typical}
         try:
-            ratios = gradient_ratios(truth, eager, gradients(variant, model, batch))
+            ratios = gradient_ratios(truth, eager, gradients(variant, model, batch), eps)
             worst = max(ratios, key=ratios.__getitem__)
             row |= {"max_ratio": ratios[worst], "parameter": worst, "mean_ratio": fmean(ratios.values())}
         except Exception:

@@ -63,11 +63,11 @@ def test_percentiles_are_between_the_samples() -> None:
 def test_gradient_ratios_compare_errors() -> None:
     truth = {"w": torch.tensor([1.0, -1.0]).double(), "zero": torch.zeros(2).double()}
     eager = {"w": truth["w"] + 0.01, "zero": truth["zero"]}
-    ratios = gradient_ratios(truth, eager, {"w": truth["w"] + 0.02, "zero": truth["zero"]})
+    ratios = gradient_ratios(truth, eager, {"w": truth["w"] + 0.02, "zero": truth["zero"]}, 2**-7)
     assert ratios == {"w": pytest.approx(2.0), "zero": 0.0}
-    missing = gradient_ratios(truth, eager, {"w": truth["w"] * math.nan})
+    missing = gradient_ratios(truth, eager, {"w": truth["w"] * math.nan}, 2**-7)
     assert missing == {"w": math.inf, "zero": math.inf}
-    exact = gradient_ratios(truth, truth, {"w": truth["w"] + 2**-14, "zero": truth["zero"]})
+    exact = gradient_ratios(truth, truth, {"w": truth["w"] + 2**-14, "zero": truth["zero"]}, 2**-7)
     assert exact["w"] == pytest.approx(0.25), "an error below the floor passes, though eager has none"
 
 
