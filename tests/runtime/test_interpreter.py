@@ -1,0 +1,115 @@
+"""Whole plans for a GPU, their kernels run by Triton's interpreter on CPU tensors, against fp64.
+
+The ATen path of a CPU proves the graphs; this proves what is generated.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from egcompile.api import optimize, trace
+from egcompile.frontend import Traced
+from egcompile.plan import Plan
+from tests.models import CASES
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="kernels run on the GPU that there is, where test_gpu.py runs whole plans",
+)
+
+FLOOR = 1e-6
+"""Relative error below which a comparison with eager's own error says nothing."""
+
+
+def loss_of(result: object) -> Tensor:
+    loss = result[-1] if isinstance(result, tuple) else result
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def wide(values: Sequence[Tensor]) -> list[Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in values]
+
+
+def planned(model: nn.Module, inputs: Sequence[Tensor], mode: str = "exact") -> tuple[Plan, Traced]:
+    traced = trace(model, inputs)
+    return optimize(traced, target="cuda:90", mode=mode), traced
+
+
+def run(plan: Plan, traced: Traced, inputs: Sequence[Tensor]) -> object:
+    return traced.restore(plan.run([*traced.state, *traced.inputs(inputs)]))
+
+
+def rmse(values: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float]:
+    """The error of each value, relative to the size of the true one."""
+    return [
+        ((v.double() - t).square().mean().sqrt() / t.square().mean().sqrt().clamp_min(1e-12)).item()
+        for v, t in zip(values, truth, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["exact", "unfused"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_as_right_as_eager(name: str, mode: str) -> None:
+    """Loss and every gradient in fp32: at most twice eager's own error against fp64, and a floor."""
+    model, inputs = CASES[name].make(torch.float32)
+    plan, traced = planned(model, inputs, mode)
+    parameters = list(model.parameters())
+
+    def values(loss: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+        return [loss.detach(), *torch.autograd.grad(loss, of)]
+
+    ours = values(loss_of(run(plan, traced, inputs)), parameters)
+    eager = values(loss_of(model(*inputs)), parameters)
+    twin = copy.deepcopy(model).double()
+    truth = values(loss_of(twin(*wide(inputs))), list(twin.parameters()))
+    names = ["loss", *(n for n, _ in model.named_parameters())]
+    for what, error, theirs in zip(names, rmse(ours, truth), rmse(eager, truth), strict=True):
+        assert error <= 2 * theirs + FLOOR, f"{what}: {error:.2e}, eager {theirs:.2e}"
+    assert plan.kernels and all("@triton.jit" in kernel.source for kernel in plan.kernels)
+
+
+@pytest.mark.parametrize("name", ["residual_block", "llama"])
+def test_training_beside_eager(name: str) -> None:
+    model, inputs = CASES[name].make(torch.float32)
+    twin = copy.deepcopy(model)
+    plan, traced = planned(twin, inputs)
+    losses: list[list[float]] = [[], []]
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (model, twin))
+    for _ in range(50 if name == "residual_block" else 10):
+        for optimizer, loss, curve in (
+            (first, loss_of(model(*inputs)), losses[0]),
+            (second, loss_of(run(plan, traced, inputs)), losses[1]),
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+    assert losses[0][-1] < 0.5 * losses[0][0]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_inputs_give_the_same_bits() -> None:
+    model, inputs = CASES["residual_block"].make(torch.float32)
+    plan, traced = planned(model, inputs)
+    runs = []
+    for _ in range(2):
+        loss = loss_of(run(plan, traced, inputs))
+        runs.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_second_order_through_kernels() -> None:
+    model, inputs = CASES["residual_block"].make(torch.float32)
+    plan, traced = planned(model, inputs)
+    parameters = list(model.parameters())
+
+    def penalty(loss: Tensor) -> tuple[Tensor, ...]:
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        return torch.autograd.grad(torch.stack([g.square().sum() for g in gradients]).sum(), parameters)
+
+    ours = penalty(loss_of(run(plan, traced, inputs)))
+    torch.testing.assert_close(ours, penalty(loss_of(model(*inputs))), rtol=1e-4, atol=1e-6)
