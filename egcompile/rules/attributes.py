@@ -47,6 +47,9 @@ row = AttrFunction("row", ("ints",), "ints", _row)
 last_size = AttrFunction("last_size", ("ints",), "ints", _last_size)
 """`[B, T, N] -> [N]`."""
 
+column = AttrFunction("column", ("ints",), "ints", lambda shape: (*shape[:-1], 1) if shape else None)
+"""`[B, T, N] -> [B, T, 1]`: the shape of a row's statistic."""
+
 numel = AttrFunction("numel", ("ints",), "float", lambda shape: float(math.prod(shape)))
 """`[B, T, N] -> B T N`."""
 
