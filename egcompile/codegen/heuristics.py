@@ -70,10 +70,12 @@ def transposing_config(rows: int, cols: int) -> Config:
     return Config(min(64, pow2(rows)), min(64, pow2(cols)), 4, 1)
 
 
-def keeps_rows(shape: Shape, target: Target) -> bool:
-    """Whether enough rows exist for programs to own them whole, so that what follows a row's reduction
-    finds the row on chip."""
-    if shape.rows * shape.cols <= 2**18:
+def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
+    """Whether programs should own rows whole: where there are enough of them to fill the GPU, or little work.
+
+    read_again   whether the rows are read after their reduction, and so would be found on chip
+    """
+    if shape.rows * shape.cols <= (2**16 if read_again else 2**13):
         return True
     programs = shape.rows if shape.along_cols else shape.rows // 32
     return programs >= target.sms // 2 and (shape.along_cols or shape.cols <= 8192)
@@ -92,7 +94,7 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
     warps = max(1, min(16, rows * width // 512))
-    resident = max(1, min(8, 32 // warps))
+    resident = max(1, min(8, 24 // warps))
     return Config(rows, width, warps, 1, (resident if sums else 1) * target.sms)
 
 

@@ -227,15 +227,13 @@ def operand_index(node: Node, index: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def result_index(node: Node, index: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Where the bijective movement `node` (reshape, permute, transpose) puts its operand's element `index`."""
+    """Where the bijective movement `node` (reshape, permute, transpose) puts the element `index`."""
     if node.op.name == "reshape":
         return regroup(index, node.inputs[0].shape, node.shape)
     return tuple(index[p] for p in permutation(node))
 
 
-def regroup(
-    index: tuple[Index, ...], shape: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[Index, ...]:
+def regroup(index: tuple[Index, ...], shape: tuple[int, ...], target: tuple[int, ...]) -> tuple[Index, ...]:
     """`index` into `shape` as one into `target`, of as many elements in the same order.
 
     Axes are regrouped by the shortest runs with equal products, so a batch axis stays itself.
@@ -264,4 +262,3 @@ def offset(index: Sequence[Index], strides: Sequence[int]) -> Index:
     for i, stride in zip(index, strides, strict=True):
         total = total + i * stride
     return total
-

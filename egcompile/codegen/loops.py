@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from egcompile.codegen.index import Axis, Index
 from egcompile.codegen.nest import Nest, Partial, Write
-from egcompile.codegen.pointwise import parameters, pointers, program_id
+from egcompile.codegen.pointwise import pointers, program_id
 from egcompile.codegen.scalar import TL_DTYPES, literal
 from egcompile.codegen.source import JitFunction
-from egcompile.codegen.text import Block, Line, Loop, Value, named
+from egcompile.codegen.text import Line, Loop, Value, named
 from egcompile.codegen.tile import AxisTile, Scope, Tile
 from egcompile.codegen.walk import Indices
 from egcompile.errors import CompileError
@@ -22,7 +20,10 @@ from egcompile.ir.types import accumulate_dtype
 from egcompile.schedule.kernel import Buffer, Kernel
 
 _REDUCE = {"sum": "tl.sum({0}, axis=%s)", "mean": "tl.sum({0}, axis=%s)"}
-_LARGEST = {"amax": ("tl.max", "_larger", "maximum", -math.inf), "amin": ("tl.min", "_smaller", "minimum", math.inf)}
+_LARGEST = {
+    "amax": ("tl.max", "_larger", "maximum", -math.inf),
+    "amin": ("tl.min", "_smaller", "minimum", math.inf),
+}
 _HINTS = {"sum": "total", "mean": "mean", "amax": "largest", "amin": "smallest"}
 
 
@@ -37,7 +38,7 @@ class _Renderer:
         self.rows, self.cols = nest.rows, nest.cols
         config = nest.config
         self.rows_vector = config.block_rows > 1
-        self.cols_vector = config.block_cols > 1 or not self.rows_vector
+        self.cols_vector = config.block_cols > 1
         self.flat = not (self.rows_vector and self.cols_vector)
         self.program = Axis("program", nest.parts)
         self.accumulators: dict[object, Value] = {}
@@ -52,11 +53,7 @@ class _Renderer:
         outer = Scope(frozenset({self.program}))
         self.tile.scopes = [outer]
         self.tile.axes[self.program] = AxisTile(named("tl.program_id(0)"))
-        grid: tuple[int, ...]
-        if nest.kind == "rows":
-            grid = self.rows_nest(outer)
-        else:
-            grid = self.columns_nest(outer)
+        grid = self.rows_nest(outer) if nest.kind == "rows" else self.columns_nest(outer)
         self.finish()
         constants = {}
         if self.rows_vector:
@@ -245,7 +242,9 @@ class _Renderer:
             else:
                 template = f"tl.reduce({{0}}, {dim}, {combine}{keep})"
         axes = value.axes - {axis}
-        result = Value(template, (value,), value.dtype, axes, _HINTS[name], value.zero - {axis}, inline=name == "mean")
+        result = Value(
+            template, (value,), value.dtype, axes, _HINTS[name], value.zero - {axis}, inline=name == "mean"
+        )
         return self.tile.emit(result)
 
     # ---- sums over rows ----
@@ -287,7 +286,9 @@ class _Renderer:
         else:
             function = _LARGEST[node.op.name][2]
             nan = ", propagate_nan=tl.PropagateNan.ALL"
-            line = Line(f"{accumulator.template} = tl.{function}({accumulator.template}, {{0}}{nan})", (value,))
+            line = Line(
+                f"{accumulator.template} = tl.{function}({accumulator.template}, {{0}}{nan})", (value,)
+            )
         scope.block.items.append(line)
 
     def start(self, partials: tuple[Partial, ...]) -> None:

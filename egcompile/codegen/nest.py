@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from egcompile.codegen.heuristics import Config, Shape, columns_config, keeps_rows, rows_config
+from egcompile.codegen.heuristics import Config, Shape, columns_config, keeps_rows, pow2, rows_config
 from egcompile.codegen.index import Axis, Index, linear, offset, unravel
 from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
 from egcompile.ir.node import Node
@@ -135,7 +135,7 @@ def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[
     anchor = (inner or reductions)[0]
     layout = _layout(anchor, "rows", kernel)
     shape = Shape(layout.rows.size, layout.cols.size, 0, layout.along_cols)
-    fits = keeps_rows(shape, target)
+    fits = keeps_rows(shape, bool(inner), target)
     if inner and not fits:
         return None, list(range(len(kernel.outputs))), anchor
     if not inner and not (fits and layout.along_cols):
@@ -205,12 +205,12 @@ def _classify(
             left.append(i)
     tiles = len({n for n, index in walk.loads if 2 * n.tensor.numel > layout.points}) + len(others)
     shape = Shape(layout.rows.size, layout.cols.size, tiles, layout.along_cols)
-    settings = _settings(layout, shape, bool(sums), target).override(config)
+    settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
         wide = [i for i, _, found in sums if not all(p.total for p in found)]
         sums, left = [s for s in sums if s[0] not in wide], sorted({*left, *wide})
-        settings = _settings(layout, shape, bool(sums), target).override(config)
+        settings = _settings(layout, shape, bool(sums), target, config)
     if not others and not sums:
         return None, left
     tiles_of_rows = -(-layout.rows.size // settings.block_rows)
@@ -232,10 +232,12 @@ def _classify(
     return nest, left
 
 
-def _settings(layout: Layout, shape: Shape, sums: bool, target: Target) -> Config:
-    if layout.kind == "rows":
-        return rows_config(shape, sums, target)
-    return columns_config(shape, target)
+def _settings(layout: Layout, shape: Shape, sums: bool, target: Target, config: Config | None) -> Config:
+    """The heuristics' choice, with the caller's overrides, in tiles no larger than the layout."""
+    chosen = rows_config(shape, sums, target) if layout.kind == "rows" else columns_config(shape, target)
+    chosen = chosen.override(config)
+    rows, cols = min(chosen.block_rows, pow2(shape.rows)), min(chosen.block_cols, pow2(shape.cols))
+    return replace(chosen, block_rows=rows, block_cols=cols)
 
 
 def _index_for(root: Node, layout: Layout, walk: Walk) -> Indices | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from egcompile.codegen.heuristics import Config, flat_config, transposing_config
 from egcompile.codegen.index import Axis, Index, offset, operand_index, regroup, unravel
 from egcompile.codegen.source import JitFunction, span
-from egcompile.codegen.text import Value, named
+from egcompile.codegen.text import Value
 from egcompile.codegen.tile import AxisTile, Scope, Tile
 from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
 from egcompile.ir.node import Node
@@ -108,18 +108,21 @@ def program_id(axis: int, kernel: Kernel) -> str:
     return f"tl.program_id({axis}).to(tl.int64)" if wide else f"tl.program_id({axis})"
 
 
-def _flat(
-    name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config
-) -> JitFunction:
+def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config) -> JitFunction:
     block = config.block_cols
     index = Value(
-        f"{program_id(0, kernel)} * BLOCK + tl.arange(0, BLOCK)", axes=frozenset({points}), hint="offsets", inline=False
+        f"{program_id(0, kernel)} * BLOCK + tl.arange(0, BLOCK)",
+        axes=frozenset({points}),
+        hint="offsets",
+        inline=False,
     )
     tile = Tile(pointers(kernel), {}, [Scope(frozenset({points}))])
     tile.emit(index)
     mask = None
     if points.size % block:
-        mask = tile.emit(Value(f"{{0}} < {points.size}", (index,), axes=index.axes, hint="mask", inline=False))
+        mask = tile.emit(
+            Value(f"{{0}} < {points.size}", (index,), axes=index.axes, hint="mask", inline=False)
+        )
     tile.axes[points] = AxisTile(index, mask)
     _store_all(tile, writes)
     return _function(name, kernel, tile, {"BLOCK": block}, (-(-points.size // block),), config)
@@ -139,14 +142,24 @@ def _tiled(
         tile.axes[batch] = AxisTile(tile.emit(number))
         pid = tile.emit(Value(f"{{0}} % {tiles}", (pid,), hint="tile", inline=False))
     down = tiles // across
-    row_tile = "" if down == 1 else f"{{0}} // {across} * BLOCK_ROWS + " if across > 1 else "{0} * BLOCK_ROWS + "
+    row_tile = (
+        "" if down == 1 else f"{{0}} // {across} * BLOCK_ROWS + " if across > 1 else "{0} * BLOCK_ROWS + "
+    )
     col_tile = "" if across == 1 else f"{{0}} % {across} * BLOCK_COLS + "
     for axis, text, broadcast in (
         (rows, row_tile + "tl.arange(0, BLOCK_ROWS)", "[:, None]"),
         (cols, col_tile + "tl.arange(0, BLOCK_COLS)", "[None, :]"),
     ):
         own = frozenset({axis})
-        index = tile.emit(Value(text + broadcast if text.startswith("tl") else f"({text}){broadcast}", (pid,), axes=own, hint=axis.name, inline=False))
+        index = tile.emit(
+            Value(
+                text + broadcast if text.startswith("tl") else f"({text}){broadcast}",
+                (pid,),
+                axes=own,
+                hint=axis.name,
+                inline=False,
+            )
+        )
         mask = None
         if axis.size % (config.block_rows if axis is rows else config.block_cols):
             mask = tile.emit(Value(f"{{0}} < {axis.size}", (index,), axes=own, hint=f"{axis.name}_mask"))
@@ -165,6 +178,4 @@ def _function(
     name: str, kernel: Kernel, tile: Tile, constants: dict[str, int], grid: tuple[int, ...], config: Config
 ) -> JitFunction:
     block = tile.scopes[0].block
-    return JitFunction(
-        name, "", parameters(kernel, tile.loaded), constants, grid, config.num_warps, block
-    )
+    return JitFunction(name, "", parameters(kernel, tile.loaded), constants, grid, config.num_warps, block)

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from egcompile.codegen.index import Axis
 from egcompile.codegen.text import Value
 from egcompile.errors import CompileError
 from egcompile.ir.node import Node
@@ -33,7 +34,7 @@ _IN_FP32 = {"div": "tl.div_rn({0}, {1})", "reciprocal": "tl.div_rn(1.0, {0})", "
 _IN_FP64 = {"div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "tl.sqrt({0})", "tanh": "_tanh_fp64({0})"}
 
 HELPERS: dict[str, str] = {
-    "_tanh": '''
+    "_tanh": """
 @triton.jit
 def _tanh(x):
     # Near 0 the quotient cancels, so an odd polynomial stands in (Cephes tanhf).
@@ -45,8 +46,8 @@ def _tanh(x):
     e = tl.exp(2.0 * tl.abs(x))
     far = 1.0 - 2.0 / (e + 1.0)
     return tl.where(tl.abs(x) < 0.625, x + x * z * p, tl.where(x < 0, -far, far))
-''',
-    "_tanh_fp64": '''
+""",
+    "_tanh_fp64": """
 @triton.jit
 def _tanh_fp64(x):
     # Near 0 the quotient cancels, so the series stands in: its next term is below 1e-15 there.
@@ -60,17 +61,17 @@ def _tanh_fp64(x):
     e = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     return tl.where(tl.abs(x) < 0.1, x + x * z * p, tl.where(x < 0, -far, far))
-''',
-    "_larger": '''
+""",
+    "_larger": """
 @triton.jit
 def _larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "_smaller": '''
+""",
+    "_smaller": """
 @triton.jit
 def _smaller(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
+""",
 }
 """Functions that generated kernels call, by name."""
 
@@ -78,7 +79,7 @@ def _smaller(a, b):
 def literal(value: float, dtype: torch.dtype) -> Value:
     """A constant of this accumulation dtype."""
     value = value if dtype.is_floating_point else int(value)
-    return Value(_number(value), dtype=dtype, literal=value, zero=frozenset())
+    return Value(_number(value), dtype=dtype, literal=value)
 
 
 def _number(value: float) -> str:
@@ -156,7 +157,7 @@ _ZERO_PRESERVING = {"mul", "add", "sub", "neg", "abs"}
 _HINTS = {"mul": "product", "add": "total", "sub": "difference", "where": "chosen", "div": "quotient"}
 
 
-def _zero(node: Node, operands: tuple[Value, ...]) -> frozenset[object]:
+def _zero(node: Node, operands: tuple[Value, ...]) -> frozenset[Axis]:
     """Axes along which lanes out of range stay 0: where every operand holds 0 there, or a finite literal."""
     if node.op.name not in _ZERO_PRESERVING:
         return frozenset()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES
-from egcompile.codegen.text import Block, Names, print_block
+from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer
 
 
@@ -68,9 +68,7 @@ class Allocation:
         return f"{self.name} = torch.empty(({shape}{comma}), dtype={dtype}, device={like}.device)"
 
 
-def assemble(
-    name: str, arguments: Sequence[str], steps: Sequence[JitFunction | Allocation]
-) -> KernelSource:
+def assemble(name: str, arguments: Sequence[str], steps: Sequence[JitFunction | Allocation]) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
     functions = [step.text() for step in steps if isinstance(step, JitFunction)]
     code = "\n".join(functions)
@@ -78,7 +76,9 @@ def assemble(
     lines = []
     for step in steps:
         lines.append(step.launch() if isinstance(step, JitFunction) else step.text(arguments[-1]))
-    launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(f"    {line}" for line in lines or ["return"])
+    launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
+        f"    {line}" for line in lines or ["return"]
+    )
     return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers)
 
 
@@ -89,9 +89,9 @@ def _bound(block: Block) -> set[str]:
         match item:
             case str():
                 continue
-            case _ if hasattr(item, "header"):
+            case Loop():
                 words |= _words(item.header) | _bound(item.block)
-            case _:
+            case Value() | Line():
                 words |= _words(item.template)
     return words
 

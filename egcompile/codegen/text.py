@@ -183,7 +183,7 @@ _OPERATORS = ((0, r"<=|>=|==|!=|<|>"), (1, r"[|]"), (2, r"&"), (3, r"[-+]"), (4,
 
 def _is_argument(before: str, after: str) -> bool:
     """Whether a placeholder stands alone between commas and parentheses, or after `=`."""
-    opens = not before or bool(re.search(r"(\(|, |\[|= |=)$", before)) and not before.endswith(("==", "== "))
+    opens = not before or bool(re.search(r"(\(|, |\[|(?<!=)= ?)$", before))
     return opens and (not after or after[0] in "),:]" or after.startswith(" if "))
 
 

@@ -26,7 +26,7 @@ Indices = tuple[Index, ...]
 
 @dataclass(frozen=True, eq=False)
 class AxisTile:
-    """How the kernel's text writes a loop axis: its index, and its mask (None where all lanes are in range)."""
+    """How the kernel's text writes a loop axis: its index, its mask (None: all lanes are in range)."""
 
     index: Value
     mask: Value | None = None
@@ -110,7 +110,7 @@ class Tile:
         return self.emit(Value(template, operands, acc, where.axes, node.attr("name"), zero, inline=False))
 
     def store(self, name: str, buffer: Buffer, index: Indices, value: Value) -> None:
-        """Writes `value` at `index` of an argument, rounding to its dtype, into the scope that has all axes."""
+        """Writes `value` at `index` of an argument, rounding to its dtype, where all its axes are bound."""
         where = offset(index, buffer.strides)
         axes = frozenset().union(*(i.axes for i in index), value.axes)
         mask = self.mask(axes)
@@ -151,7 +151,8 @@ class Tile:
         """An index as an expression of the loop axes."""
         if not where.terms:
             return Value(str(where.const), literal=where.const)
-        parts, operands = [], []
+        parts: list[str] = []
+        operands: list[Value] = []
         for atom, c in where.terms:
             if isinstance(atom, Axis):
                 value = self.axes[atom].index
@@ -213,10 +214,7 @@ class Tile:
             inside = self.both(*self._within(where, size))
             both = self.both(*(c for c in (inside, guard) if c is not None))
             value = self.value(part, (*index[:axis], where, *index[axis + 1 :]), both)
-            if result is None or inside is None:
-                result = value
-            else:
-                result = self.select(inside, value, result)
+            result = value if result is None or inside is None else self.select(inside, value, result)
         if result is None:
             return literal(0.0, accumulate_dtype(node.dtype))
         return result
@@ -226,7 +224,9 @@ class Tile:
         if where.low < 0:
             conditions.append(Value("{0} >= 0", (self.index(where),), torch.bool, where.axes, "inside"))
         if where.high >= size:
-            conditions.append(Value(f"{{0}} < {size}", (self.index(where),), torch.bool, where.axes, "inside"))
+            conditions.append(
+                Value(f"{{0}} < {size}", (self.index(where),), torch.bool, where.axes, "inside")
+            )
         return [self.emit(c) for c in conditions]
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
@@ -258,4 +258,3 @@ class Tile:
 
 def _nothing(dtype: torch.dtype) -> str:
     return "0.0" if dtype.is_floating_point else "0"
-

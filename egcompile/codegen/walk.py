@@ -13,7 +13,7 @@ Indices = tuple[Index, ...]
 
 
 def peel(node: Node) -> tuple[Node, list[Node]]:
-    """The value under the reshapes and permutes at the top of `node`, and those movements, outermost first."""
+    """The value under the reshapes and permutes at the top of `node`, and those, outermost first."""
     movements = []
     while node.op.name in BIJECTIVE:
         movements.append(node)
@@ -121,4 +121,3 @@ class Walk:
                 where = index[axis] + (-start)
                 start += operand.shape[axis]
             self.visit(operand, (*index[:axis], where, *index[axis + 1 :]), whole=False, guarded=True)
-

@@ -42,8 +42,11 @@ def build(
         t = TensorType.parse(text)
         inputs.append(input_op(name=label, shape=t.shape, dtype=t.dtype))
     results = function(*inputs)
-    outputs = tuple(results) if isinstance(results, (tuple, list)) else (results,)
-    return Kernel(name, Graph(tuple(inputs), outputs), _buffers(inputs, strides), _buffers(outputs, out_strides))
+    several = isinstance(results, tuple) or isinstance(results.type, tuple)
+    outputs = tuple(results) if several else (results,)
+    return Kernel(
+        name, Graph(tuple(inputs), outputs), _buffers(inputs, strides), _buffers(outputs, out_strides)
+    )
 
 
 def _buffers(nodes: Sequence[Node], strides: Sequence[tuple[int, ...] | None]) -> tuple[Buffer, ...]:
