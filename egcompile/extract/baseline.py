@@ -180,8 +180,8 @@ def as_values(
     for c, v in at.memory.items():
         inputs = any(table.role(n) is Role.INPUT for n in table.nodes[c])
         values[v] = int(inputs or c in plan.written or c in plan.viewed)
-    for c in plan.written:
-        if c in at.written:
+    for c, planned in plan.written.items():
+        if c in planned.computed:
             values[at.written[c]] = 1
     for n in plan.viewed.values():
         if n not in at.viewed:

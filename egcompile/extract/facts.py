@@ -57,11 +57,7 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
     carried = _carried(table)
     evaluable = _evaluable(table, viewable, carried)
     writable = _writable(table, viewable, carried, evaluable, outputs)
-    memory = [
-        writable[c] or any(table.role(n) not in LOOPS for n in nodes) for c, nodes in enumerate(table.nodes)
-    ]
-    for c, nodes in enumerate(table.nodes):
-        memory[c] = memory[c] or any(viewable[n] and memory[table.operands[n][0]] for n in nodes)
+    memory = _memory(table, viewable, writable)
     depends = _depends(table)
     inline = _inline(table, carried, evaluable)
     forward, backward = _phases(table, depends)
@@ -78,6 +74,15 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
         backward=backward,
         outputs=outputs,
     )
+
+
+def _memory(table: Choices, viewable: list[bool], writable: list[bool]) -> list[bool]:
+    memory: list[bool] = []
+    for c, nodes in enumerate(table.nodes):
+        made = writable[c] or any(table.role(n) not in LOOPS for n in nodes)
+        seen = any(viewable[n] and memory[k] for n in nodes for k in table.operands[n] if k < c)
+        memory.append((made or seen) and not isinstance(table.types[c], tuple))
+    return memory
 
 
 def _layouts(

@@ -189,6 +189,7 @@ def _solve_part(
     for option, value in (
         ("output_flag", False),
         ("threads", THREADS),
+        ("mip_heuristic_run_feasibility_jump", start is None),
         ("mip_rel_gap", 0.0),
         ("mip_abs_gap", 1e-7),
         ("time_limit", max(seconds, 0.01)),
