@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from egcompile.differentiable import carries_gradient, gradient_operands, row_of, with_derivatives
 from egcompile.errors import NoGradientRule, TypeMismatch
@@ -104,8 +105,21 @@ def _without_stops(joint: Joint) -> Joint:
     return Joint(graph, joint.primals, joint.cotangents, outputs, gradients)
 
 
+@dataclass(frozen=True)
+class _Term:
+    """What stands for a cotangent: its number, whose operand or sum it is, and the type it must have."""
+
+    number: int
+    node: Node
+    what: str
+    type: TensorType
+
+
 class _Backward:
-    """The reverse walk over one forward graph. Cotangents are handles into the e-graph until it is read."""
+    """The reverse walk over one forward graph. Cotangents are egglog text until the e-graph is read.
+
+    The rules see the forward's values as leaves: what they build depends on how nothing was computed.
+    """
 
     def __init__(
         self, forward: Graph, paths: Collection[Node], reached: Mapping[Node, frozenset[int]]
@@ -114,10 +128,10 @@ class _Backward:
         self.paths = paths
         self.reached = reached
         self.rows = {node: row for node, outputs in reached.items() if (row := row_of(node, outputs))}
-        self.cotangent: dict[Node, int] = {}
-        self.terms: dict[int, tuple[Node, TensorType, str]] = {}  # a handle -> its node, type and meaning
+        self.cotangent: dict[Node, str] = {}
+        self.terms: dict[str, _Term] = {}
         rows = list(dict.fromkeys(self.rows.values()))
-        ops = {add, input, *(n.op for n in forward.nodes)}.union(*map(vjp_ops, rows))
+        ops = {add}.union(*map(vjp_ops, rows))
         self.session = Session(sorted(ops, key=lambda op: op.name))
         self.session.execute([vjp_declaration(row) for row in rows])
         self.session.execute([text for row in rows for text in vjp_rules(row, RULESET)])
@@ -139,61 +153,59 @@ class _Backward:
         return gradients, origins
 
     def _walk(self, cotangents: Sequence[Node | None]) -> None:
-        encoder = self.session.encoder
         nodes = self.forward.nodes
-        encoder.add(nodes)
         position = {node: i for i, node in enumerate(nodes)}
-        parts: dict[Node, list[tuple[int, int]]] = defaultdict(list)  # where it comes from, its handle
+        parts: dict[Node, list[tuple[int, str]]] = defaultdict(list)  # where it comes from, and its term
         for i, (output, ct) in enumerate(zip(self.forward.outputs, cotangents, strict=True)):
             if ct is not None and output in self.reached:
-                encoder.add([ct])
-                parts[output].append((len(nodes) + i, encoder.number[ct]))
+                parts[output].append((len(nodes) + i, self.session.encoder.leaf(ct)))
         for node in self.reached:  # last first
             if parts[node]:
-                self.cotangent[node] = self._sum(node, [handle for _, handle in sorted(parts[node])])
+                in_order = sorted(parts[node], key=lambda part: part[0])
+                self.cotangent[node] = self._sum(node, [term for _, term in in_order])
             if node in self.rows:
-                for i, handle in self._operands(node, self.rows[node]):
-                    parts[node.inputs[i]].append((position[node], handle))
+                for i, term in self._operands(node, self.rows[node]):
+                    parts[node.inputs[i]].append((position[node], term))
 
-    def _sum(self, node: Node, handles: Sequence[int]) -> int:
+    def _sum(self, node: Node, terms: Sequence[str]) -> str:
         """The sum of a value's cotangents, in the order in which the forward uses the value."""
-        total = handles[0]
-        for handle in handles[1:]:
-            text = application(add, (f"(node {total})", f"(node {handle})"), ())
-            total = self._put(text, node, node, "sum")
+        total = terms[0]
+        for term in terms[1:]:
+            total = self._put(application(add, (total, term), ()), node.tensor, node, "sum")
         return total
 
-    def _operands(self, node: Node, row: Vjp) -> Iterable[tuple[int, int]]:
+    def _operands(self, node: Node, row: Vjp) -> Iterable[tuple[int, str]]:
         """The positions of operands that get a cotangent, each with the term that is its cotangent."""
         if node.op is expand and node.inputs[0].type == node.type:
             return [(0, self.cotangent[node])]
+        leaf = self.session.encoder.leaf
         outputs = list(node) if isinstance(node.type, tuple) else [node]
-        encoder = self.session.encoder
-        encoder.add(outputs)
-        operands = [encoder.handle(i) for i in node.inputs]
+        operands = [leaf(i) for i in node.inputs]
         if node.op.variadic:
             operands = [f"(vec-of {' '.join(operands)})"]
-        values = [encoder.handle(o) for o in outputs]
-        values += [f"(node {self.cotangent[outputs[i]]})" for i in row.cts]
+        values = [*map(leaf, outputs), *(self.cotangent[outputs[i]] for i in row.cts)]
         fixed = [*operands, *attr_literals(node), *values]
         return [(i, self._term(node, row, i, fixed)) for i in gradient_operands(node, row, self.paths)]
 
-    def _term(self, node: Node, row: Vjp, index: int, fixed: Sequence[str]) -> int:
+    def _term(self, node: Node, row: Vjp, index: int, fixed: Sequence[str]) -> str:
         types = tuple(i.type for i in node.inputs)
         attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
         derived = [literal(f(types, attrs, index), kind) for kind, f in row.derived.values()]
         text = f"({' '.join((vjp_constructor(row), str(index), *fixed, *derived))})"
-        return self._put(text, node.inputs[index], node, f"operand {index}")
+        return self._put(text, node.inputs[index].tensor, node, f"operand {index}")
 
-    def _put(self, text: str, like: Node, node: Node, what: str) -> int:
-        handle = self.session.encoder.put(text, like.tensor)
-        self.terms[handle] = node, like.tensor, what
-        return handle
+    def _put(self, text: str, type: TensorType, node: Node, what: str) -> str:
+        encoder = self.session.encoder
+        number = encoder.put(text, type)
+        term = encoder.text(number, type)
+        self.terms[term] = _Term(number, node, what, type)
+        return term
 
-    def _read(self, contents: Contents) -> tuple[dict[int, Node], dict[Node, frozenset[str]]]:
-        """The node of every handle, built from what the rules made its class equal to."""
-        node_of = {contents.class_of[i]: node for node, i in self.session.encoder.number.items()}
-        built = {i: node for node, i in self.session.encoder.number.items()}
+    def _read(self, contents: Contents) -> tuple[dict[str, Node], dict[Node, frozenset[str]]]:
+        """The node of every term, built from what the rules made its class equal to."""
+        leaves = self.session.encoder.number
+        node_of = {contents.class_of[i]: node for node, i in leaves.items() if i in contents.class_of}
+        built = {f"(leaf {i})": node for node, i in leaves.items()}
         origins: dict[Node, frozenset[str]] = {}
 
         def build(c: int, origin: frozenset[str]) -> Node:
@@ -205,13 +217,13 @@ class _Backward:
                     origins[node_of[c]] = origin
             return node_of[c]
 
-        for handle, (node, type, what) in self.terms.items():  # operands first: `build` does not go deep
-            c = contents.class_of[handle]
-            origin = self.forward.origins.get(node, frozenset())
-            where = f"{what} of {node}" + (f" ({', '.join(sorted(origin))})" if origin else "")
+        for text, term in self.terms.items():  # operands come first, so `build` does not go deep
+            c = contents.class_of[term.number]
+            origin = self.forward.origins.get(term.node, frozenset())
+            where = f"{term.what} of {term.node}" + (f" ({', '.join(sorted(origin))})" if origin else "")
             if c not in node_of and c not in contents.classes:
                 raise NoGradientRule(f"no rule rewrote the cotangent of {where}")
-            built[handle] = build(c, frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin))
-            if built[handle].type != type:
-                raise TypeMismatch(f"the vjp of {node.op.name} gives {built[handle]!r} for {where}")
+            built[text] = build(c, frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin))
+            if built[text].type != term.type:
+                raise TypeMismatch(f"the vjp of {term.node.op.name} gives {built[text]!r} for {where}")
         return built, origins

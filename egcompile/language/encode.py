@@ -27,6 +27,7 @@ PRELUDE = (
     "(sort Tuple)",
     "(sort IVec (Vec i64))",
     "(sort TVec (Vec Tensor))",
+    "(constructor leaf (i64) Tensor)",
     "(function node (i64) Tensor :no-merge)",
     "(function tuple_node (i64) Tuple :no-merge)",
     "(function shape (Tensor) IVec :merge old)",
@@ -35,6 +36,7 @@ PRELUDE = (
     "(function type_shape (String) IVec :no-merge)",
     "(function type_dtype (String) String :no-merge)",
     "(ruleset types)",
+    '(rule ((= x (leaf i))) ((set (node i) x)) :ruleset types :name "leaves")',
     "(rule ((typed i t) (= x (node i)) (= s (type_shape t)) (= d (type_dtype t)))"
     ' ((set (shape x) s) (set (dtype x) d)) :ruleset types :name "types")',
 )
@@ -105,12 +107,15 @@ class Encoder:
 
     def put(self, expression: str, type: ValueType) -> int:
         """Gives an expression of that type a number, which `handle` turns into text."""
-        index = self._count
-        self._count += 1
+        index = self._next(type)
         self.commands.append(f"(set {self.text(index, type)} {expression})")
-        if isinstance(type, TensorType):
-            self.types.append((index, type))
         return index
+
+    def leaf(self, node: Node) -> str:
+        """The term for a tensor whose making is nothing to the rules: of it they know only the type."""
+        if node not in self.number:
+            self.number[node] = self._next(node.tensor)
+        return f"(leaf {self.number[node]})"
 
     def handle(self, node: Node) -> str:
         return self.text(self.number[node], node.type)
@@ -119,6 +124,13 @@ class Encoder:
     def text(index: int, type: ValueType) -> str:
         """The term for what has that number and type."""
         return f"(tuple_node {index})" if isinstance(type, tuple) else f"(node {index})"
+
+    def _next(self, type: ValueType) -> int:
+        index = self._count
+        self._count += 1
+        if isinstance(type, TensorType):
+            self.types.append((index, type))
+        return index
 
     def _expression(self, node: Node) -> str:
         if node.op is full and _is_minus_zero(node.attr("value")):  # egglog's f64 takes -0.0 for 0.0
@@ -148,9 +160,7 @@ def program_text(graph: Graph) -> str:
     ops = {node.op.name: node.op for node in nodes}
     typed = [f'(typed {i} "{type}")' for i, type in encoder.types]
     facts = type_facts(type for _, type in encoder.types)
-    return "\n".join(
-        [*declarations(ops.values()), *encoder.commands, *typed, *facts, "(run-schedule (run types))"]
-    )
+    return "\n".join([*declarations(ops.values()), *encoder.commands, *typed, *facts, "(run types 2)"])
 
 
 def _is_minus_zero(value: float) -> bool:

@@ -97,7 +97,7 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="egcompile-") as directory:
             path = Path(directory, "types.tsv")
             path.write_text("".join(f"{i}\t{t}\n" for i, t in types))
-            self.execute([f"(input typed {literal(str(path), 'str')})", "(run types 1)"])
+            self.execute([f"(input typed {literal(str(path), 'str')})", "(run types 2)"])
         self.fill_tables()
 
     def run(self, ruleset: str = RULESET) -> bool:
