@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-import egcompile.rules.backward  # noqa: F401  its rows fill VJPS
 from egcompile.errors import NoGradientRule
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ir.types import TensorType
 from egcompile.ops.opdef import Kind
-from egcompile.rules.rule import VJPS, Vjp
+from egcompile.rules import VJPS, Vjp
 
 
 def carries_gradient(node: Node) -> bool:

@@ -117,10 +117,10 @@ class AttrTerm:
 class AttrFunction:
     """A computation on attributes that egglog has no primitive for, such as a permutation's inverse.
 
-    It becomes a table in the e-graph: `function` is applied, before saturation, to each attribute value
-    (or shape) of the kinds `params` that the graph holds. Calling it in a rule builds an `AttrTerm`.
-    Where the function returns None it has no value, and a rule that calls it does not match. A table of
-    two parameters has an entry for each pair of values: prefer one.
+    It becomes a table in the e-graph: `function` is applied to each attribute value (or shape) of the kinds
+    `params` that the graph holds, and again to those that rules have built. Calling it in a rule builds an
+    `AttrTerm`. Where the function returns None it has no value, and a rule that calls it does not match. A
+    table of two parameters has an entry for each pair of values: prefer one.
     """
 
     name: str
