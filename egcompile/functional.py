@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 from egcompile import ops
 from egcompile.config import disabled
 from egcompile.errors import TypeMismatch
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
+from egcompile.ir.types import accumulate_dtype
 from egcompile.plan import Plan
 from egcompile.target import Target
 
@@ -33,6 +35,8 @@ def rms_norm(
     `cast_first` rounds the normalized row to `x`'s dtype before it is multiplied, as Hugging Face's Llama
     does; otherwise the product is rounded, as `torch.nn.functional.rms_norm` does. Raises TypeMismatch.
     """
+    if _eager():
+        return _rms_norm_eager(x, weight, eps, cast_first)
     return _call(_rms_norm, x, weight, eps=eps, cast_first=cast_first)[0]
 
 
@@ -43,6 +47,8 @@ def add_rms_norm(
 
     In a residual block the first goes into the next branch and the second is carried on.
     """
+    if _eager():
+        return _rms_norm_eager(x + residual, weight, eps, cast_first), x + residual
     y, total = _call(_add_rms_norm, x, residual, weight, eps=eps, cast_first=cast_first)
     return y, total
 
@@ -57,16 +63,22 @@ def linear_act(
     """
     if activation not in ("none", *ops.ACTIVATIONS):
         raise ValueError(f"no activation {activation!r}; there are none, {', '.join(ops.ACTIVATIONS)}")
+    if _eager():
+        return _ACTIVATIONS[activation](F.linear(x, weight, bias))
     return _call(_linear_act, x, weight, bias, activation=activation)[0]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, elementwise."""
+    if _eager():
+        return F.silu(gate) * up
     return _call(_swiglu, gate, up)[0]
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """`exp(x) / sum(exp(x))` along `dim`, computed in fp32 at least and rounded once."""
+    if _eager():
+        return torch.softmax(x, dim)
     return _call(_softmax, x, dim=dim % x.ndim)[0]
 
 
@@ -82,7 +94,35 @@ def cross_entropy(
     """
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is none, mean or sum, not {reduction!r}")
+    if _eager():
+        wide = logits.to(accumulate_dtype(logits.dtype))
+        return F.cross_entropy(wide, target, ignore_index=ignore_index, reduction=reduction)
     return _call(_cross_entropy, logits, target, ignore_index=ignore_index, reduction=reduction)[0]
+
+
+# ---- through PyTorch ----
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def _eager() -> bool:
+    """Whether to say it in PyTorch: if disabled, or for a compiler that traces and fuses as it sees fit."""
+    return torch.compiler.is_compiling() or disabled()
+
+
+def _rms_norm_eager(x: Tensor, weight: Tensor | None, eps: float, cast_first: bool) -> Tensor:
+    if not cast_first:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = x.to(accumulate_dtype(x.dtype))
+    y = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return y if weight is None else weight * y
 
 
 # ---- the graphs ----
@@ -131,14 +171,11 @@ def _cross_entropy(logits: Node, target: Node, ignore_index: int, reduction: str
 def _call(
     build: Callable[..., tuple[Node, ...]], *operands: Tensor | None, **attrs: Any
 ) -> tuple[Tensor, ...]:
-    """`build` on tensors: its plan for their types and strides, or its reference if egcompile is disabled."""
+    """`build` on tensors, by its plan for their types and strides."""
     inputs = [x for x in operands if x is not None]
     signature = tuple(None if x is None else (x.shape, x.dtype, x.stride()) for x in operands)
     if any(x.device != inputs[0].device for x in inputs):
         raise TypeMismatch(f"operands on {', '.join(str(x.device) for x in inputs)}; move them to one device")
-    if disabled():
-        with inputs[0].device:
-            return tuple(ops.evaluate(_graph(build, signature, tuple(attrs.items())), inputs))
     return _plan(build, signature, tuple(attrs.items()), inputs[0].device).run(inputs)
 
 

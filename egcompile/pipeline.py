@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
@@ -18,7 +19,7 @@ from egcompile.ir.verify import verify_joint
 from egcompile.runtime.source import render
 from egcompile.saturate import Report, saturate
 from egcompile.schedule import Schedule, schedule
-from egcompile.schedule.kernel import Kernel, Launch
+from egcompile.schedule.kernel import Call, Kernel, Launch
 from egcompile.target import Target
 
 __all__ = ["MODES", "Compiled", "Mode", "compile_graph", "launches", "mode_of"]
@@ -89,9 +90,19 @@ def compile_graph(
     if target.kind != "cpu":
         texts = timed("codegen", lambda: tuple(generate(k, target) for k in launches(scheduled)))
     source = timed("render", lambda: render(scheduled, texts, target))
+    logger("rules").debug("%s", report)
+    logger("kernels").debug("%s; %s", _summary(scheduled), extraction.stats)
     logger("graphs").debug("before:\n%s\nafter:\n%s", derived.graph, extraction.joint.graph)
     logger("source").debug("%s", source)
     return Compiled(target, derived, report, extraction, scheduled, texts, source, seconds)
+
+
+def _summary(scheduled: Schedule) -> str:
+    """How often each kernel is launched and each op called."""
+    runs = Counter({kernel.name: len(runs) for kernel, runs in launches(scheduled).items()})
+    for program in (scheduled.forward, scheduled.backward):
+        runs.update(step.op for step in (program.steps if program else ()) if isinstance(step, Call))
+    return ", ".join(f"{count} x {name}" for name, count in runs.items())
 
 
 def _check(joint: Joint, stage: str) -> None:

@@ -181,15 +181,17 @@ class Plan:
         saved = compiled.schedule.saved
         lies = iter([backward.buffers[name] for name in backward.inputs[len(saved) :]])
         flows = _differentiable(self.graph, needed)
-        read = tuple(position[name] for name in saved)
+        taken = [position[name] for name in saved]
         kept = _kept(compiled.derived)
+        places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept)))}
         return Executable(
             module.forward,
             module.backward,
             outputs,
-            saved=read,
-            kept=kept,
-            copied=tuple(self._volatile.intersection((*read, *kept))),
+            saved=tuple(places),
+            taken=len(taken),
+            kept={p: places[p] for p in kept},
+            copied=tuple(self._volatile.intersection(places)),
             constant=tuple(i for i, flow in enumerate(flows) if not flow),
             cotangents=tuple(None if ct is None else next(lies) for ct in compiled.derived.cotangents),
             vjp=self.vjp,

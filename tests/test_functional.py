@@ -208,12 +208,28 @@ def test_rows_that_are_all_ignored_have_no_mean() -> None:
     assert E.cross_entropy(logits, torch.tensor([-100, -100])).isnan()
 
 
-def test_disabled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_disabled_runs_eagerly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EGCOMPILE_DISABLE", "1")
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    y = E.softmax(x)
-    assert "PlanFunction" not in type(y.grad_fn).__name__
-    torch.testing.assert_close(y, torch.softmax(x, -1))
+    case = CASES[name]
+    values = operands(case)
+    for ours, theirs in zip(outputs(case.function(*values)), outputs(case.reference(*values)), strict=True):
+        assert "PlanFunction" not in type(ours.grad_fn).__name__
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inside_a_compiled_model(name: str) -> None:
+    """Dynamo sees PyTorch's ops, so that the compiler around them can fuse further."""
+    torch._dynamo.reset()
+    case = CASES[name]
+    values = operands(case)
+    function = of_tensors(case.function, values)
+    tensors = [v for v in values if v is not None]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(
+        outputs(compiled(*tensors)), outputs(case.reference(*values)), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_errors() -> None:

@@ -6,8 +6,8 @@ makes every order of derivative ordinary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,8 +36,9 @@ class Executable:
     forward      inputs -> the plan's outputs, then values that only the backward reads
     backward     a list of the saved values, then the cotangents; it is emptied -> one gradient an input
     outputs      types of the plan's outputs
-    saved        what the backward takes, as positions in (*inputs, *forward's results)
-    kept         inputs that `vjp` reads, as positions
+    saved        what is kept for the backward, as positions in (*inputs, *forward's results)
+    taken        how many of these, the first ones, `backward` takes
+    kept         inputs that `vjp` reads -> their places in `saved`
     copied       inputs that change after the call and that the backward reads: it gets a copy
     constant     outputs through which no gradient flows, as positions
     cotangents   how the cotangent of each output lies in memory; None for one that the backward has not
@@ -50,7 +51,8 @@ class Executable:
     backward: Callable[[list[Tensor]], Gradients] | None
     outputs: tuple[TensorType, ...]
     saved: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()
+    taken: int = 0
+    kept: Mapping[int, int] = field(default_factory=dict)
     copied: tuple[int, ...] = ()
     constant: tuple[int, ...] = ()
     cotangents: tuple[Buffer | None, ...] = ()
@@ -89,7 +91,7 @@ class PlanFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if executable.constant:
             ctx.mark_non_differentiable(*(outputs[i] for i in executable.constant))
-        ctx.save_for_backward(*(values[i] for i in (*executable.saved, *executable.kept)))
+        ctx.save_for_backward(*(values[i] for i in executable.saved))
         return outputs
 
     @staticmethod
@@ -103,15 +105,13 @@ class PlanFunction(torch.autograd.Function):
         executable: Executable = ctx.executable
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
-        count = len(executable.saved)
         guessed = [buffer is not None for buffer in executable.cotangents]
         present = [ct is not None for ct in cotangents]
         if present != guessed:
             executable.mispredicted(tuple(present))
         if torch.is_grad_enabled() or any(p and not g for p, g in zip(present, guessed, strict=True)):
-            needed = ctx.needs_input_grad[1:]
-            return None, *_by_vjp(executable, saved[count:], cotangents, needed)
-        del saved[count:]
+            return None, *_by_vjp(executable, saved, cotangents, ctx.needs_input_grad[1:])
+        del saved[executable.taken :]
         for ct, buffer in zip(cotangents, executable.cotangents, strict=True):
             if buffer is not None:
                 saved.append(_cotangent(ct, buffer, device))
@@ -123,12 +123,12 @@ _apply: Callable[..., tuple[Tensor, ...]] = PlanFunction.apply
 
 
 def _by_vjp(
-    executable: Executable, kept: list[Tensor], cotangents: tuple[Tensor | None, ...], needed: Mask
+    executable: Executable, saved: list[Tensor], cotangents: tuple[Tensor | None, ...], needed: Mask
 ) -> Gradients:
     """The gradients by the plan's vjp, which starts from the inputs and can be differentiated again."""
     inputs: list[Tensor | None] = [None] * len(needed)
-    for position, value in zip(executable.kept, kept, strict=True):
-        inputs[position] = value
+    for position, place in executable.kept.items():
+        inputs[position] = saved[place]
     return executable.vjp(tuple(ct is not None for ct in cotangents), needed)(inputs, cotangents)
 
 

@@ -35,6 +35,8 @@ class Recorder:
         schedule = naive_schedule(self._joint(foreseen))
         module = load(render(schedule, (), Target.parse("cpu")))
         names = [*schedule.forward.inputs, *schedule.forward.outputs]
+        positions = dict.fromkeys([*map(names.index, schedule.saved), 0, 1])
+        places = {position: i for i, position in enumerate(positions)}
         buffer = Buffer.contiguous(ops.input(name="x", shape=SHAPE, dtype=torch.float64).tensor)
 
         def backward(values: list[Tensor]) -> Gradients:
@@ -45,8 +47,9 @@ class Recorder:
             module.forward,
             backward,
             (buffer.type,) * 2,
-            saved=tuple(names.index(name) for name in schedule.saved),
-            kept=(0, 1),
+            saved=tuple(places),
+            taken=len(schedule.saved),
+            kept={0: places[0], 1: places[1]},
             constant=constant,
             cotangents=tuple(buffer if f else None for f in foreseen),
             vjp=self._vjp,
@@ -174,7 +177,9 @@ def test_autocast_does_not_reach_a_plan() -> None:
         return values[-1] @ values[1], values[-1].mT @ values[0]
 
     kind = ops.input(name="y", shape=(3, 3), dtype=torch.float32).tensor
-    executable = Executable(forward, backward, (kind,), saved=(0, 1), cotangents=(Buffer.contiguous(kind),))
+    executable = Executable(
+        forward, backward, (kind,), saved=(0, 1), taken=2, cotangents=(Buffer.contiguous(kind),)
+    )
     x, w = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     with torch.autocast("cpu", torch.bfloat16):
         (y,) = run(executable, (x, w))
