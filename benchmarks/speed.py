@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -119,8 +120,8 @@ class Contestant:
         self.result.samples.append(self._seconds(self.steps_a_round) * 1e3)
 
     def finish(self) -> Measurement:
-        """Compilation is what the warm-up took beyond its steps."""
-        steady = WARMUP_STEPS * self.result.percentile(0.5) / 1e3
+        """Compilation is what the warm-up took beyond its steps at their quickest."""
+        steady = WARMUP_STEPS * self.result.percentile(0.0) / 1e3
         self.result.compile_s = max(0.0, self._warm_seconds - steady)
         return self.result
 
@@ -168,11 +169,13 @@ def measure(
     return {"variants": [results[v].record(reference, case.tokens) for v in variants]}
 
 
-def failure(variant: str) -> str:
-    """The error being handled: printed whole, its last line returned."""
-    text = traceback.format_exc()
-    print(f"{variant} failed:\n{text}", flush=True)
-    return text.strip().splitlines()[-1][:300]
+def failure(what: str) -> str:
+    """The error being handled: printed whole, and its innermost cause returned as a line."""
+    print(f"{what} failed:\n{traceback.format_exc()}", flush=True)
+    error = sys.exc_info()[1]
+    while error is not None and error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def table(result: dict[str, Any]) -> str:
