@@ -109,7 +109,15 @@ def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgra
     """The functional ATen program, with the ops `keep` whole."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copy of its tree specs
+        _interpret_regions(program.graph_module)
         return program.run_decompositions(_decompositions(keep))
+
+
+def _interpret_regions(gm: fx.GraphModule) -> None:
+    """Has the bodies of no-grad and autocast regions run node by node, so that their origins survive."""
+    for body in gm.modules():
+        if body is not gm and isinstance(body, fx.GraphModule):
+            body.forward = fx.Interpreter(body).run
 
 
 def _decompositions(keep: Collection[Any]) -> dict[Any, Any]:
@@ -164,6 +172,11 @@ def _static(mode: FakeTensorMode, x: Any) -> Any:
 def static_number(x: Any) -> Any:
     """The example's value of a symbolic number, without a guard on it; other values as they are."""
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, fake ones too."""
+    return tensor.untyped_storage()._cdata
 
 
 def is_wrapped_number(node: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from egcompile.errors import EgcompileError, TraceError
 from egcompile.frontend import _torch
 from egcompile.frontend.aten import TABLE
+from egcompile.frontend.autocast import cast_before_losses
 from egcompile.frontend.grad_mode import detach_no_grad_values
 from egcompile.frontend.importer import Binding, Constant, FxGraph, identifiers, import_fx
 from egcompile.frontend.origins import module_path, origin_of
@@ -79,6 +80,7 @@ class Capture:
         ready = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         _wrapped_numbers_stay_tensors(ready)
         detach_no_grad_values(ready)
+        cast_before_losses(ready)
         return Capture(ready, names)
 
     def specialize(self, args: Sequence[Any]) -> Imported:
@@ -181,8 +183,8 @@ def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> Non
         wanted, found = _example(node), _example(result)
         if isinstance(wanted, Tensor) and isinstance(found, Tensor) and wanted.dtype != found.dtype:
             raise TraceError(
-                f"output {node} came out as {found.dtype}, not {wanted.dtype}: a Python float that changes "
-                "between calls meets integer tensors; pass it as a tensor"
+                f"output {node} came out as {found.dtype} where PyTorch has {wanted.dtype}; a Python float "
+                "that changes between calls promotes as a tensor, so pass it as a tensor"
             )
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
 from egcompile.frontend import _torch
 from egcompile.frontend.aten import TABLE
+from egcompile.frontend.autocast import cast_before_losses
 from egcompile.frontend.grad_mode import detach_no_grad_values
 from egcompile.frontend.importer import Binding, Constant, identifiers, import_fx
 from egcompile.ir import Graph, TensorType
@@ -203,6 +204,7 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         with torch.enable_grad(), _torch.refusing_lost_semantics():
             program = _torch.export(module, args, kwargs)
             detach_no_grad_values(program.graph_module)
+            cast_before_losses(program.graph_module)
             return _torch.decompose(program, TABLE.keys())
     except EgcompileError:
         raise

@@ -1,61 +1,189 @@
-"""No-grad regions as explicit `detach`: what they compute carries no gradient out of them."""
+"""No-grad regions as explicit `detach`: what they compute carries no gradient out of them.
+
+Covers both forms that a region takes: `_set_grad_enabled` calls in Dynamo's one flat graph, and
+torch.export's `wrap_with_set_grad_enabled` over a submodule.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
-from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED
+from egcompile.errors import TraceError
+from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED, OpOverload, storage_key
+from egcompile.frontend.origins import origin_of
 
 DETACH = torch.ops.aten.detach.default
 
+_IN_PLACE_OPERATORS = frozenset(
+    {
+        operator.setitem,
+        operator.iadd,
+        operator.isub,
+        operator.imul,
+        operator.itruediv,
+        operator.ifloordiv,
+        operator.imod,
+        operator.ipow,
+        operator.imatmul,
+        operator.iand,
+        operator.ior,
+        operator.ixor,
+    }
+)
 
-def detach_no_grad_values(gm: fx.GraphModule, enabled: bool = True) -> None:
-    """Inserts `detach` wherever a value computed with gradients off is read with gradients on.
 
-    Covers both forms: Dynamo's `_set_grad_enabled` calls in one flat graph, and torch.export's regions
-    (`wrap_with_set_grad_enabled` over a submodule), which are entered with `enabled` false.
+def detach_no_grad_values(gm: fx.GraphModule) -> None:
+    """Inserts `detach` where a value computed with gradients off is first read with gradients on.
+
     `x = f(y)` under no_grad, then `g(x)`  -->  `x = f(y)`, `g(detach(x))`.
+
+    Raises TraceError where a change in place crosses the border: under no_grad, of a value that needs a
+    gradient, or outside, of a value made under no_grad by one that does. The functional graph would
+    give the changed value another gradient than eager does.
     """
-    dead: dict[fx.Node, None] = {}
-    now = enabled
-    for node in list(gm.graph.nodes):
-        if node.target is SET_GRAD_ENABLED:
-            now = bool(node.args[0])
-        elif node.target is GRAD_REGION:
-            now_inside, body = bool(node.args[0]), getattr(gm, str(node.args[1].target))
-            detach_no_grad_values(body, now_inside)
-            if now_inside:
-                _detach_operands(gm, node, dead)
-        elif node.op == "output":
-            _detach_operands(gm, node, dead)
-        elif node.op in ("call_function", "call_method", "call_module"):
-            if not now or _is_item_of(node, dead):
-                dead[node] = None
-            else:
-                _detach_operands(gm, node, dead)
-    gm.recompile()
+    live = {node for node in gm.graph.find_nodes(op="placeholder") if _needs_gradient(node)}
+    _Region(gm, live, enabled=True).rewrite()
 
 
-def _detach_operands(gm: fx.GraphModule, user: fx.Node, dead: dict[fx.Node, None]) -> None:
-    for operand in user.all_input_nodes:
-        if operand in dead and _is_tensor(operand):
-            with gm.graph.inserting_before(user):
-                detached = gm.graph.call_function(DETACH, (operand,))
-            detached.meta = dict(operand.meta)
-            user.replace_input_with(operand, detached)
+class _Region:
+    """One graph, entered with gradients on or off.
+
+    live    values that a gradient may flow through
+    dead    values computed with gradients off, and the detached value once there is one
+    """
+
+    def __init__(self, gm: fx.GraphModule, live: set[fx.Node], enabled: bool) -> None:
+        self.gm = gm
+        self.live = live
+        self.enabled = enabled
+        self.dead: dict[fx.Node, fx.Node | None] = {}
+
+    def rewrite(self) -> None:
+        for node in list(self.gm.graph.nodes):
+            if node.target is SET_GRAD_ENABLED:
+                self.enabled = bool(node.args[0])
+            elif node.target is GRAD_REGION:
+                self.enter(node)
+            elif node.op == "output" and self.enabled:
+                self.detach_operands(node)
+            elif node.op in ("call_function", "call_method", "call_module"):
+                self.call(node)
+        self.gm.recompile()
+
+    def call(self, node: fx.Node) -> None:
+        whole: Any = node.args[0] if node.args else None
+        if _is_item(node) and not _is_tensor(whole):
+            if whole.target is GRAD_REGION:
+                return
+            if whole in self.dead:
+                self.dead[node] = None
+                return
+        changed = _changed_in_place(node)
+        live = any(operand in self.live for operand in node.all_input_nodes)
+        changes_dead = _share_memory(changed, self.dead)
+        if live and changes_dead:
+            _refuse(node, "a value made under no_grad is changed in place by one that needs a gradient")
+        if not self.enabled:
+            if _share_memory(changed, self.live):
+                _refuse(node, f"{changed[0]} needs a gradient and is changed in place under no_grad")
+            self.dead[node] = None
+        elif changes_dead:
+            self.dead[node] = None
+        else:
+            self.detach_operands(node)
+            if live:
+                self.live.update(filter(_is_float, (node, *changed)))
+
+    def enter(self, node: fx.Node) -> None:
+        """A region of torch.export, `(enabled, body, *operands)`; its results are read by getitem."""
+        enabled, body = bool(node.args[0]), getattr(self.gm, str(node.args[1].target))  # type: ignore[union-attr]
+        if enabled:
+            self.detach_operands(node)
+        operands = zip(body.graph.find_nodes(op="placeholder"), node.args[2:], strict=True)
+        inner = _Region(body, {inside for inside, operand in operands if operand in self.live}, enabled)
+        inner.rewrite()
+        results = body.graph.output_node().args[0]
+        for item in node.users:
+            result = results[item.args[1]]
+            if result in inner.dead:
+                self.dead[item] = None
+            elif result in inner.live:
+                self.live.add(item)
+
+    def detach_operands(self, user: fx.Node) -> None:
+        for operand in user.all_input_nodes:
+            if operand in self.dead and _is_tensor(operand):
+                user.replace_input_with(operand, self.detached(operand, user))
+
+    def detached(self, value: fx.Node, before: fx.Node) -> fx.Node:
+        known = self.dead[value]
+        if known is None:
+            with self.gm.graph.inserting_before(before):
+                known = self.gm.graph.call_function(DETACH, (value,))
+            known.meta = dict(value.meta)
+            self.dead[value] = known
+        return known
 
 
-def _is_item_of(node: fx.Node, dead: dict[fx.Node, None]) -> bool:
-    return (
-        getattr(node.target, "__name__", "") == "getitem"
-        and node.args[0] in dead
-        and not _is_tensor(node.args[0])
-    )
+def _refuse(node: fx.Node, what: str) -> NoReturn:
+    raise TraceError(f"{what}; clone it first, at {origin_of(node.meta) or node.name}")
+
+
+def _changed_in_place(node: fx.Node) -> list[fx.Node]:
+    """The operands that a call writes to."""
+    target = node.target
+    changed: list[Any] = [node.kwargs.get("out")]
+    if isinstance(target, OpOverload):
+        given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False)) | node.kwargs
+        written = (a.name for a in target._schema.arguments if a.alias_info and a.alias_info.is_write)
+        changed += [given.get(name) for name in written]
+    elif node.args and (
+        target in _IN_PLACE_OPERATORS
+        or node.kwargs.get("inplace") is True
+        or _is_in_place_name(target if node.op == "call_method" else getattr(target, "__name__", ""))
+    ):
+        changed.append(node.args[0])
+    return [value for value in changed if isinstance(value, fx.Node)]
+
+
+def _share_memory(changed: Iterable[fx.Node], others: Iterable[fx.Node]) -> bool:
+    """Whether a changed value is one of the others, or a view of one or the other way round."""
+    memory = {m for value in changed if (m := _memory(value)) is not None}
+    return bool(memory) and any(_memory(other) in memory for other in others)
+
+
+def _is_in_place_name(name: Any) -> bool:
+    """`add_` and `__setitem__` are, `add` and `__add__` are not."""
+    return name == "__setitem__" or (str(name).endswith("_") and not str(name).endswith("__"))
+
+
+def _is_item(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _memory(node: fx.Node) -> int | None:
+    example = _example(node)
+    return storage_key(example) if isinstance(example, torch.Tensor) else None
 
 
 def _is_tensor(node: Any) -> bool:
-    value = node.meta.get("val", node.meta.get("example_value"))
-    return isinstance(value, torch.Tensor)
+    return isinstance(_example(node), torch.Tensor)
+
+
+def _is_float(node: fx.Node) -> bool:
+    """Whether a gradient may flow through a value; a value of several tensors counts."""
+    example = _example(node)
+    return not isinstance(example, torch.Tensor) or example.is_floating_point()
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    return bool(getattr(_example(node), "requires_grad", False))
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("val", node.meta.get("example_value"))

@@ -285,6 +285,10 @@ def _inference(w: Tensor) -> Tensor:
 
 
 def _in_place(w: Tensor) -> Tensor:
+    return w.add_(1) * 2
+
+
+def _in_place_under_no_grad(w: Tensor) -> Tensor:
     with torch.no_grad():
         w.add_(1)
     return w * 2
@@ -294,9 +298,10 @@ def _in_place(w: Tensor) -> Tensor:
     ("function", "message"),
     [
         (lambda w: Double.apply(w), r"custom autograd.Function cannot be compiled, at test_dynamo.py:\d+"),
-        (_hook, r"a hook on a tensor cannot be compiled, at test_dynamo.py:\d+"),
+        (_hook, r"(a hook on a tensor|a custom autograd.Function) cannot be compiled, at test_dynamo.py:\d+"),
         (_inference, "torch.inference_mode cannot be compiled"),
-        (_in_place, "w requires grad and is changed in place"),
+        (_in_place, "w requires grad and is changed in place; clone it first"),
+        (_in_place_under_no_grad, "needs a gradient and is changed in place under no_grad"),
         (lambda w: F.dropout(w, 0.5), r"dropout with p=0.5 while training.*test_dynamo.py:\d+"),
         (lambda w: torch.cumsum(w, 0), r"aten.cumsum.default has no row.*test_dynamo.py:\d+"),
     ],
@@ -304,4 +309,4 @@ def _in_place(w: Tensor) -> Tensor:
 def test_refused(function: Any, message: str) -> None:
     call, _ = compiled(function)
     with pytest.raises(Exception, match=message):
-        call(torch.rand(4, requires_grad=True))
+        call(torch.rand(4, requires_grad=True) * 1)

@@ -311,3 +311,19 @@ class Opaque:
 def test_an_unknown_container_is_refused() -> None:
     with pytest.raises(TraceError, match=r"torch.export failed"):
         trace(lambda o: o.x * 2, (Opaque(torch.zeros(2)),))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_autocast_region(device: str) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device, torch.bfloat16):
+            y = F.linear(x, w)
+            return y, F.cross_entropy(y, torch.zeros(3, dtype=torch.long, device=device))
+
+    with torch.device(device):
+        x, w = torch.rand(3, 4), torch.rand(5, 4)
+        traced = trace(function, (x, w))
+        for mine, theirs in zip(run(traced, x, w), function(x, w), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+    origins = {origin for found in traced.graph.origins.values() for origin in found}
+    assert all("test_export.py:" in origin for origin in origins)

@@ -76,6 +76,27 @@ def _cat(out: TensorType, xs: Sequence[Node], dim: int) -> Node:
     return kept[0] if len(kept) == 1 else ops.cat(*kept, axis=axis(dim, len(out.shape)))
 
 
+def _slice_scatter(
+    out: TensorType, x: Node, source: Node, dim: int, start: int | None, end: int | None, step: int
+) -> Node:
+    """`x` with `source` in place of `x[start:end]` on axis `dim`."""
+    if step != 1:
+        raise UnsupportedOp(f"assignment to a slice with step {step}")
+    dim = axis(dim, len(x.shape))
+    size = x.shape[dim]
+    start, end, _ = slice(start, end).indices(size)
+    end = max(start, end)
+    parts = (slice_axis(x, dim, 0, start), source, slice_axis(x, dim, end, size))
+    return _cat(out, [part for part in parts if part.shape[dim]] or [x], dim)
+
+
+def _select_scatter(out: TensorType, x: Node, source: Node, dim: int, index: int) -> Node:
+    dim = axis(dim, len(x.shape))
+    index = index + x.shape[dim] if index < 0 else index
+    row = reshape(source, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    return _slice_scatter(out, x, row, dim, index, index + 1, 1)
+
+
 def _stack(out: TensorType, xs: Sequence[Node], dim: int) -> Node:
     dim = axis(dim, len(out.shape))
     shape = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
@@ -185,6 +206,8 @@ MOVEMENT: dict[Any, Any] = {
     # ---- joins and repeats ----
     aten.cat.default: _cat,
     aten.stack.default: _stack,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
     aten.repeat.default: _repeat,
     aten.constant_pad_nd.default: _constant_pad,
     aten.tril.default: _triangle(lower=True),

@@ -146,11 +146,6 @@ def _leaky_relu(out: TensorType, x: Operand, slope: Scalar) -> Node:
     return ops.where(ops.gt(x, operand(0, out)), x, ops.mul(x, operand(slope, out)))
 
 
-def _square(out: TensorType, x: Operand) -> Node:
-    x = operand(x, out)
-    return ops.mul(x, x)
-
-
 def _addcmul(out: TensorType, x: Operand, a: Operand, b: Operand, value: Scalar) -> Node:
     product = pointwise(ops.mul, operand(a, out), operand(b, out))
     return ops.add(operand(x, out), _scaled(out, product, value))
@@ -215,7 +210,6 @@ POINTWISE: dict[Any, Any] = {
     aten.pow.Tensor_Scalar: _pow_scalar,
     aten.pow.Tensor_Tensor: _binary(ops.pow),
     aten.pow.Scalar: _binary(ops.pow),
-    aten.square.default: _square,
     aten.addcmul.default: _addcmul,
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
@@ -277,6 +271,7 @@ POINTWISE: dict[Any, Any] = {
     aten.contiguous.default: _same,
     aten.lift_fresh_copy.default: _same,
     aten.lift_fresh.default: _same,
+    aten.copy.default: lambda out, x, source, *_: operand(source, out),
     aten.detach.default: _detach,
     aten.dropout.default: _dropout,
     aten.native_dropout.default: _native_dropout,

@@ -1,0 +1,146 @@
+"""no_grad regions, in both routes: gradients as eager has them, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from egcompile import ops
+from egcompile.frontend import trace
+from tests.frontend.test_dynamo import Backend
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def by_export(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Tensor) -> Any:
+        traced = trace(function, args)
+        return traced.restore(ops.evaluate(traced.graph, traced.inputs(args)))
+
+    return call
+
+
+def by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend=Backend(), fullgraph=True)
+
+
+def value_only(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = (x @ w).mean()
+    return (w * scale).sum()
+
+
+def enabled_inside(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        dead = w * 2
+        with torch.enable_grad():
+            live = w * 3 + dead
+    return (dead + live).sum() + x.sum()
+
+
+def several_results(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        first, second = x.chunk(2)
+        kept = w
+    return (first * second).sum() + kept.sum()
+
+
+def changed_without_gradient(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        total = x.clone()
+        total.mul_(2)
+    total.add_(1)
+    total[0] = 3
+    total.masked_fill_(w > 0.5, 2)
+    return (total * w).sum()
+
+
+def changed_again(w: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        total = x * 1
+    y = total * w
+    with torch.no_grad():
+        total = total.mul(2)
+    return (y + total * w).sum()
+
+
+def detached(w: Tensor, x: Tensor) -> Tensor:
+    return (w.detach() * x).sum() + (w * x.detach()).sum()
+
+
+@pytest.mark.parametrize("route", [by_export, by_dynamo], ids=["export", "dynamo"])
+@pytest.mark.parametrize(
+    "function",
+    [value_only, enabled_inside, several_results, changed_without_gradient, changed_again, detached],
+)
+def test_gradients(function: Callable[..., Tensor], route: Callable[..., Any]) -> None:
+    w, x = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4, requires_grad=True)
+    found, expected = route(function)(w, x), function(w, x)
+    torch.testing.assert_close(found, expected)
+    mine, theirs = (
+        torch.autograd.grad(y, (w, x), allow_unused=True, materialize_grads=True) for y in (found, expected)
+    )
+    torch.testing.assert_close(mine, theirs)
+
+
+def changes_a_live_value(w: Tensor) -> Tensor:
+    y = w * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y.sum()
+
+
+def changes_a_view_of_a_live_value(w: Tensor) -> Tensor:
+    y = w * 2
+    with torch.no_grad():
+        y.view(-1)[0].zero_()
+    return y.sum()
+
+
+def fills_a_view_of_a_dead_value(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        total = torch.zeros(3)
+    total.view(3)[1:].copy_(w[1:])
+    return total.sum()
+
+
+def fills_a_dead_value(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        total = torch.zeros(3)
+    total[:2] = w[:2]
+    return total.sum()
+
+
+@pytest.mark.parametrize("route", [by_export, by_dynamo], ids=["export", "dynamo"])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (changes_a_live_value, r"needs a gradient and is changed in place under no_grad"),
+        (changes_a_view_of_a_live_value, r"needs a gradient and is changed in place under no_grad"),
+        (
+            fills_a_view_of_a_dead_value,
+            r"made under no_grad is changed in place by one that needs a gradient",
+        ),
+        (fills_a_dead_value, r"made under no_grad is changed in place by one that needs a gradient"),
+    ],
+)
+def test_changes_across_the_border_are_refused(
+    function: Callable[..., Tensor], message: str, route: Callable[..., Any]
+) -> None:
+    with pytest.raises(Exception, match=message + r"; clone it first, at test_grad_mode.py:\d+"):
+        route(function)(torch.rand(3, requires_grad=True))
+
+
+def test_lines_inside_of_a_region() -> None:
+    w, x = torch.rand(4, 4), torch.rand(4, 4)
+    graph = trace(value_only, (w, x)).graph
+    assert all("test_grad_mode.py:" in origin for origins in graph.origins.values() for origin in origins)
