@@ -91,6 +91,12 @@ def _turned_axis(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int])
     return best if best is not None and votes[best] and sizes[last] >= 8 else None
 
 
+def is_narrow(kernel: Kernel) -> bool:
+    """Whether all that is written is rounded to 16 bits, so that a division need not be exact to the last."""
+    dtypes = [b.type.dtype for b in kernel.outputs if b.type.dtype.is_floating_point]
+    return all(dtype.itemsize <= 2 for dtype in dtypes)
+
+
 def pointers(kernel: Kernel) -> dict[Node, tuple[str, Buffer]]:
     """For each input node, its parameter and how the argument lies in memory."""
     names = [node.attr("name") for node in kernel.body.inputs]
@@ -108,6 +114,11 @@ def program_id(axis: int, kernel: Kernel) -> str:
     return f"tl.program_id({axis}).to(tl.int64)" if wide else f"tl.program_id({axis})"
 
 
+def _tile(kernel: Kernel, axes: frozenset[Axis]) -> Tile:
+    hints = dict(zip(kernel.body.outputs, kernel.body.output_names))
+    return Tile(pointers(kernel), {}, [Scope(axes)], hints=hints, exact=not is_narrow(kernel))
+
+
 def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config) -> JitFunction:
     block = config.block_cols
     index = Value(
@@ -116,7 +127,7 @@ def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], conf
         hint="offsets",
         inline=False,
     )
-    tile = Tile(pointers(kernel), {}, [Scope(frozenset({points}))])
+    tile = _tile(kernel, frozenset({points}))
     tile.emit(index)
     mask = None
     if points.size % block:
@@ -133,7 +144,7 @@ def _tiled(
 ) -> JitFunction:
     batch, rows, cols = axes
     sizes = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
-    tile = Tile(pointers(kernel), {}, [Scope(frozenset(axes))])
+    tile = _tile(kernel, frozenset(axes))
     across = -(-cols.size // config.block_cols)
     tiles = -(-rows.size // config.block_rows) * across
     pid = tile.emit(Value(program_id(0, kernel), hint="pid", inline=False))

@@ -97,10 +97,11 @@ def _typed(operand: Value) -> Value:
     return Value(f"tl.full((), {number}, {TL_DTYPES[dtype]})", dtype=dtype, literal=operand.literal)
 
 
-def pointwise(node: Node, operands: tuple[Value, ...]) -> Value:
+def pointwise(node: Node, operands: tuple[Value, ...], exact: bool = True) -> Value:
     """The pointwise `node` on one element; raises CompileError for an op without a spelling.
 
-    `operands` are held in the accumulation dtypes of `node.inputs`. The result may be one of them.
+    `operands` are held in the accumulation dtypes of `node.inputs`. The result may be one of them. Unless
+    `exact`, fp32 divisions and square roots may be off by 2 ulp.
     """
     acc = accumulate_dtype(node.dtype)
     axes = frozenset().union(*(o.axes for o in operands))
@@ -110,18 +111,19 @@ def pointwise(node: Node, operands: tuple[Value, ...]) -> Value:
         return _fold(node, operands)
     if node.op.name == "cast":
         return _cast(node, operands[0])
-    template = _template(node, operands)
-    if "tl." in template or "libdevice" in template or acc == torch.bool:
+    template = _template(node, operands, exact)
+    if "(" in template or operands[0].dtype == torch.bool:
         operands = tuple(map(_typed, operands))
     return Value(template, operands, acc, axes, _HINTS.get(node.op.name, node.op.name), _zero(node, operands))
 
 
-def _template(node: Node, operands: tuple[Value, ...]) -> str:
+def _template(node: Node, operands: tuple[Value, ...], exact: bool) -> str:
     name, dtype = node.op.name, accumulate_dtype(node.inputs[0].dtype)
     if name == "pow" and (exponent := operands[1].literal) in (2.0, 3.0, 0.5, -1.0):
         squares = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 0.5: "tl.sqrt({0})", -1.0: "1.0 / {0}"}
         return squares[exponent]
-    spellings = {torch.float64: _IN_FP64, torch.float32: _IN_FP32}.get(dtype, {})
+    in_fp32 = _IN_FP32 if exact else {name: _IN_FP64[name] for name in _IN_FP32}
+    spellings = {torch.float64: _IN_FP64, torch.float32: in_fp32}.get(dtype, {})
     template = spellings.get(name) or node.op.scalar
     if template is None:
         raise CompileError(f"{name} has no scalar expression; lower it to its definition first")
@@ -154,7 +156,7 @@ def _fold(node: Node, operands: tuple[Value, ...]) -> Value:
 
 
 _ZERO_PRESERVING = {"mul", "add", "sub", "neg", "abs"}
-_HINTS = {"mul": "product", "add": "total", "sub": "difference", "where": "chosen", "div": "quotient"}
+_HINTS = {"mul": "product", "add": "added", "sub": "difference", "where": "chosen", "div": "quotient"}
 
 
 def _zero(node: Node, operands: tuple[Value, ...]) -> frozenset[Axis]:

@@ -7,7 +7,7 @@ into the outermost scope that has the loop axes it depends on, so what a loop do
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -50,6 +50,8 @@ class Tile:
     scopes     outermost first
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
     loaded     the inputs that were read
+    hints      names for the values of nodes
+    exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
 
     pointers: dict[Node, tuple[str, Buffer]]
@@ -57,6 +59,8 @@ class Tile:
     scopes: list[Scope]
     other: Callable[[Tile, Node, Indices], Value] | None = None
     loaded: set[Node] = field(default_factory=set)
+    hints: Mapping[Node, str] = field(default_factory=dict)
+    exact: bool = True
 
     def value(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
         """The element of `node` at `index`, in the accumulation dtype; `guard` says which lanes matter.
@@ -79,8 +83,11 @@ class Tile:
                 return literal(node.attr("value"), accumulate_dtype(node.dtype))
             case Kind.LEAF, "iota":
                 return self._iota(node, index)
+            case Kind.POINTWISE, "eq" if (narrow := self._equals_position(node, index, guard)) is not None:
+                return narrow
             case Kind.POINTWISE, _:
-                return self.emit(pointwise(node, tuple(self.value(i, index, guard) for i in node.inputs)))
+                operands = tuple(self.value(i, index, guard) for i in node.inputs)
+                return self.emit(pointwise(node, operands, exact=self.exact), self.hints.get(node))
             case Kind.MOVEMENT, "pad":
                 return self._pad(node, index, guard)
             case Kind.MOVEMENT, "cat":
@@ -181,6 +188,23 @@ class Tile:
         template = f"{{0}}.to({TL_DTYPES[dtype]})"
         return self.emit(Value(template, (value,), dtype, where.axes, "position"))
 
+    def _equals_position(self, node: Node, index: Indices, guard: Value | None) -> Value | None:
+        """`iota == i` in 32 bits, where `i` changes along fewer axes and so is narrowed less often."""
+        for place, other in (node.inputs, node.inputs[::-1]):
+            where = index[place.attr("axis")] if place.op.name == "iota" else Index(())
+            if place.dtype != torch.int64 or not where.terms:
+                continue
+            value = self.value(other, index, guard)
+            if value.literal is not None or where.axes <= value.axes:
+                continue
+            inside = f"({{0}} >= 0) & ({{0}} <= {where.high})"
+            narrow = f"tl.where({inside}, {{0}}, -1).to(tl.int32)"
+            position = self.emit(Value(narrow, (value,), torch.int32, value.axes, f"{value.hint}_position"))
+            axes = where.axes | value.axes
+            equal = Value("{0} == {1}", (self.index(where), position), torch.bool, axes, "hit")
+            return self.emit(equal)
+        return None
+
     # ---- movement that is no plain index map ----
 
     def _pad(self, node: Node, index: Indices, guard: Value | None) -> Value:
@@ -244,10 +268,11 @@ class Tile:
                 return scope
         raise CompileError(f"no loop binds {sorted(a.name for a in axes)} together")
 
-    def emit(self, value: Value) -> Value:
+    def emit(self, value: Value, hint: str | None = None) -> Value:
         """Places an expression in its scope, or finds the equal one that is there."""
         if value.literal is not None:
             return value
+        value.hint = hint or value.hint
         scope = self.scope_of(value.axes)
         key = (value.template, value.operands, value.dtype)
         if key not in scope.memo:

@@ -1,0 +1,196 @@
+"""Reductions on a tile: neutral elements, combination along an axis, accumulators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from egcompile.codegen.index import Axis, Index
+from egcompile.codegen.nest import Nest
+from egcompile.codegen.scalar import TL_DTYPES, literal
+from egcompile.codegen.text import Line, Value, named
+from egcompile.codegen.tile import AxisTile, Scope, Tile
+from egcompile.codegen.walk import Indices
+from egcompile.ir.node import Node
+from egcompile.ir.types import accumulate_dtype
+from egcompile.schedule.kernel import Kernel
+
+HINTS = {"sum": "total", "mean": "mean", "amax": "largest", "amin": "smallest"}
+_SUMS = ("sum", "mean")
+_TILE = {"amax": ("tl.max({0}, axis=%s)", "_larger"), "amin": ("tl.min({0}, axis=%s)", "_smaller")}
+_PAIR = {"amax": "tl.maximum", "amin": "tl.minimum"}
+
+
+class Reducer:
+    """Writes the reductions of one nest.
+
+    A tile has a dimension for each of rows and columns of which it holds several: `[BLOCK_ROWS, BLOCK_COLS]`,
+    one of them, or none. Reductions of a two-dimensional tile keep the dimension, so all values broadcast.
+    """
+
+    def __init__(self, nest: Nest, tile: Tile) -> None:
+        self.tile, self.rows, self.cols = tile, nest.rows, nest.cols
+        self.rows_vector, self.cols_vector = nest.config.block_rows > 1, nest.config.block_cols > 1
+        self.flat = not (self.rows_vector and self.cols_vector)
+        self.absorbed = _absorbed(nest.kernel)
+        self.taken: set[str] = set()
+
+    def reduce(self, node: Node, value: Value, axis: Axis, masked: bool = True) -> Value:
+        """`value` reduced along a loop axis as `node` says; a mean is divided by the axis' size."""
+        name, acc = node.op.name, accumulate_dtype(node.dtype)
+        if axis not in value.axes:
+            if name == "sum":
+                return self.emit("{0} * {1}", value, literal(axis.size, acc), hint="total")
+            return value
+        if masked:
+            value = self.neutral(node, value, (axis,))
+        reduced = self.across(node, value, axis)
+        if name == "mean":
+            reduced = self.emit(f"{{0}} / {axis.size}", reduced, hint="mean", inline=False)
+        return reduced
+
+    def emit(self, template: str, *operands: Value, hint: str, inline: bool = True) -> Value:
+        axes = frozenset().union(*(o.axes for o in operands))
+        return self.tile.emit(Value(template, operands, operands[0].dtype, axes, hint, inline=inline))
+
+    def neutral(self, node: Node, value: Value, axes: Sequence[Axis]) -> Value:
+        """`value` with the reduction's neutral element in lanes out of range."""
+        masks = []
+        for axis in axes:
+            mask = self.tile.axes[axis].mask
+            if mask is not None and not (axis in value.zero and node.op.name in _SUMS):
+                masks.append(mask)
+        condition = self.tile.both(*masks)
+        return value if condition is None else self.tile.select(condition, value, self.identity(node))
+
+    def identity(self, node: Node) -> Value:
+        acc = accumulate_dtype(node.dtype)
+        if node.op.name in _SUMS:
+            return literal(0.0, acc)
+        smallest = node.op.name == "amax"
+        if acc.is_floating_point:
+            return literal(-math.inf if smallest else math.inf, acc)
+        info = torch.iinfo(torch.uint8 if acc == torch.bool else acc)
+        return literal(info.min if smallest else info.max, acc)
+
+    def across(self, node: Node, value: Value, axis: Axis, within: frozenset[Axis] = frozenset()) -> Value:
+        """Combines a tile along one of its dimensions; an accumulator over scalars is combined already.
+
+        `within` are axes beside those of `value` whose loop the result stays in.
+        """
+        if not (self.rows_vector if axis is self.rows else self.cols_vector):
+            return Value(
+                value.template, value.operands, value.dtype, value.axes - {axis} | within, value.hint
+            )
+        dim = 1 if axis is self.cols and not self.flat else 0
+        keep = "" if self.flat else ", keep_dims=True"
+        name = node.op.name
+        if name in _SUMS:
+            template = f"tl.sum({{0}}, axis={dim}{keep})"
+        elif node in self.absorbed:
+            template = _TILE[name][0].replace("%s", f"{dim}{keep}")
+        else:
+            template = f"tl.reduce({{0}}, {dim}, {_TILE[name][1]}{keep})"
+        axes, zero = value.axes - {axis} | within, value.zero - {axis}
+        inline = name == "mean"
+        return self.tile.emit(Value(template, (value,), value.dtype, axes, HINTS[name], zero, inline=inline))
+
+    # ---- accumulators ----
+
+    def accumulator(
+        self, node: Node, axes: frozenset[Axis], scope: Scope, start: Value | None = None
+    ) -> Value:
+        """A named accumulator over some of the tile's dimensions, set in `scope` to the neutral element."""
+        acc, neutral = accumulate_dtype(node.dtype), start or self.identity(node)
+        shape = self.shape(axes)
+        zeros = shape and not neutral.literal
+        text = f"tl.zeros({shape}, " if zeros else f"tl.full({shape or '()'}, {neutral.template}, "
+        name = self.fresh(f"{HINTS[node.op.name]}_acc")
+        scope.block.items.append(Line(f"{name} = {text}{TL_DTYPES[acc]})"))
+        return named(name, acc, axes)
+
+    def update(self, node: Node, accumulator: Value, value: Value, scope: Scope) -> None:
+        name = accumulator.template
+        template = f"{name} += {{0}}"
+        if node.op.name not in _SUMS:
+            nan = "" if node in self.absorbed else ", propagate_nan=tl.PropagateNan.ALL"
+            template = f"{name} = {_PAIR[node.op.name]}({name}, {{0}}{nan})"
+        scope.block.items.append(Line(template, (value,)))
+
+    def shape(self, axes: frozenset[Axis]) -> str:
+        """The shape of a tile over some of the axes; empty for a scalar."""
+        sizes = []
+        if self.rows_vector:
+            sizes.append("BLOCK_ROWS" if self.rows in axes else "1")
+        if self.cols_vector:
+            sizes.append("BLOCK_COLS" if self.cols in axes else "1")
+        if all(size == "1" for size in sizes):
+            return ""
+        return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+    def fresh(self, hint: str) -> str:
+        name, count = hint, 1
+        while name in self.taken:
+            count += 1
+            name = f"{hint}_{count}"
+        self.taken.add(name)
+        return name
+
+    # ---- reductions of one element ----
+
+    def pick(self, node: Node, index: Indices, scope: Scope) -> Value | None:
+        """`sum(where(iota == i, v, 0))` as one element of `v`, read at `i`; None for other reductions.
+
+        `index` is the operand's; `scope` binds the rows.
+        """
+        found = one_hot(node)
+        if found is None:
+            return None
+        position, value = found
+        dim = node.attr("dims")[0]
+        at = self.tile.value(position, index)
+        size = node.inputs[0].shape[dim]
+        axis = Axis(self.fresh("picked"), size)
+        inside = self.emit(f"({{0}} >= 0) & ({{0}} < {size})", at, hint="inside", inline=False)
+        self.tile.axes[axis] = AxisTile(at, inside)
+        scope.axes |= {axis}
+        picked = self.tile.value(value, (*index[:dim], Index.of(axis), *index[dim + 1 :]))
+        zero = literal(0.0, accumulate_dtype(node.dtype))
+        rows = picked.axes - {axis} | at.axes
+        return self.tile.emit(
+            Value("tl.where({0}, {1}, {2})", (inside, picked, zero), zero.dtype, rows, "picked")
+        )
+
+
+def one_hot(node: Node) -> tuple[Node, Node] | None:
+    """For `sum(where(iota == i, v, 0))` along one axis on which `i` does not depend: `i` and `v`."""
+    dims = node.attr("dims")
+    chosen = node.inputs[0]
+    if node.op.name != "sum" or len(dims) != 1 or chosen.op.name != "where":
+        return None
+    condition, value, other = chosen.inputs
+    if condition.op.name != "eq" or other.op.name != "full" or other.attr("value") != 0.0:
+        return None
+    for position, place in (condition.inputs, condition.inputs[::-1]):
+        along = place.op.name == "iota" and place.attr("axis") == dims[0]
+        if along and position.op.name == "expand" and position.inputs[0].shape[dims[0]] == 1:
+            return position, value
+    return None
+
+
+def _absorbed(kernel: Kernel) -> set[Node]:
+    """Largest elements that are read only to be subtracted before an `exp`: NaN reaches the sum by itself."""
+    absorbed = {pair[0] for node in kernel.body.nodes if (pair := shifted_exp(node)) is not None}
+    return absorbed - set(kernel.body.outputs)
+
+
+def shifted_exp(node: Node) -> tuple[Node, Node] | None:
+    """For `exp(x - amax(x))`: the reduction and `x`."""
+    if node.op.name != "exp" or node.inputs[0].op.name != "sub":
+        return None
+    x, top = node.inputs[0].inputs
+    while top.op.name in ("expand", "reshape"):
+        top = top.inputs[0]
+    return (top, x) if top.op.name == "amax" and top.inputs[0] is x else None
