@@ -180,14 +180,21 @@ def components(count: int, rows: Sequence[Row]) -> list[tuple[list[int], list[in
     return list(groups.values())
 
 
+class _Quiet(highspy.Highs):  # type: ignore[misc]  # highspy has no types
+    """HiGHS without its banner: the constructor enables callbacks, and that prints it if output is on."""
+
+    def enableCallbacks(self) -> None:
+        self.silent()
+        super().enableCallbacks()
+
+
 def _solve_part(
     costs: Sequence[float], rows: Sequence[Row], start: Sequence[int] | None, seconds: float
 ) -> tuple[list[int], float]:
     """The best values of one component, and a lower bound of their cost."""
     count = len(costs)
-    highs = highspy.Highs()
+    highs = _Quiet()
     for option, value in (
-        ("output_flag", False),
         ("threads", THREADS),
         ("mip_heuristic_run_feasibility_jump", start is None),
         ("mip_rel_gap", 0.0),
