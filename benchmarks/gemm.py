@@ -69,6 +69,7 @@ CONFIGS = {
     "128x256 s4 /4 groups of 16": replace(_WIDE, subtiles=4, group_m=16),
     "256x128 s3 /2": replace(_WIDE, block_m=256, block_n=128, num_stages=3),
     "128x128 s4 /2": replace(_WIDE, block_n=128),
+    "128x128 s3 /4, 2 an SM": replace(_WIDE, block_n=128, num_warps=4, num_stages=3, subtiles=4, per_sm=2),
 }
 
 

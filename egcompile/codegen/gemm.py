@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from egcompile.codegen.contraction import ColumnSum, Contraction
 from egcompile.codegen.gemm_config import GemmConfig, Problem, choose_config
-from egcompile.codegen.gemm_epilogue import Arguments, OperandTile, RegionTile, blocked
+from egcompile.codegen.gemm_epilogue import DESCRIPTOR_HELPERS, Arguments, OperandTile, RegionTile, blocked
 from egcompile.codegen.index import offset
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES, literal
 from egcompile.codegen.source import KernelSource, span
@@ -98,9 +98,8 @@ class _Renderer:
             body.append(launch)
         parts.append(_function(f"def {self.name}({', '.join(self.tensors.values())}):", body))
         code = "\n".join(parts)
-        helpers = [text.strip() for name, text in HELPERS.items() if re.search(rf"\b{name}\(", code)]
-        if "TensorDescriptor" in code:
-            helpers.insert(0, "from triton.tools.tensor_descriptor import TensorDescriptor")
+        known = DESCRIPTOR_HELPERS | HELPERS
+        helpers = [text.strip() for name, text in known.items() if re.search(rf"\b{name}\(", code)]
         return KernelSource(self.name, "\n\n\n".join([*helpers, *parts]) + "\n", tuple(helpers))
 
     # ---- the tile loop ----
@@ -112,7 +111,7 @@ class _Renderer:
         loop = self._by_descriptors if config.descriptors else self._by_pointers
         body = loop(operands, extra)
         passed = operands.passed | extra.passed
-        grid = min(self.target.sms, self.programs) if config.descriptors else self.programs
+        grid = min(config.per_sm * self.target.sms, self.programs) if config.descriptors else self.programs
         launch = _launch(f"_{self.name}", grid, passed, config.num_warps, config.num_stages)
         return [self._order(), epilogue, _jit(f"_{self.name}", passed, body)], launch
 
@@ -129,8 +128,7 @@ class _Renderer:
 
     def _by_descriptors(self, operands: Arguments, extra: Arguments) -> list[str]:
         config = self.config
-        programs = min(self.target.sms, self.programs)
-        flags = f", flatten={config.flatten}" + (", warp_specialize=True" if config.warp_specialize else "")
+        programs = min(config.per_sm * self.target.sms, self.programs)
         a, b = (self._operand_block(operands, side) for side in (0, 1))
         inner = [
             f"m0, n0 = _{self.name}_order(tile)",
@@ -142,7 +140,9 @@ class _Renderer:
             f"m0, n0 = _{self.name}_order(done)",
             *self._pieces(extra),
         ]
-        head = f"for tile in tl.range(tl.program_id(0), {self.programs}, {programs}{flags}):"
+        head = (
+            f"for tile in tl.range(tl.program_id(0), {self.programs}, {programs}, flatten={config.flatten}):"
+        )
         return [f"done = tl.program_id(0) - {programs}", head, *_indented(inner)]
 
     def _operand_block(self, operands: Arguments, side: int) -> str:

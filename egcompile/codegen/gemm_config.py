@@ -24,6 +24,8 @@ class GemmConfig:
     subtiles         column pieces (a power of two) in which the epilogue goes over a tile
     group_m          row tiles that are taken together, column by column, to stay in the L2
     flatten          one software pipeline over all tiles of a program (descriptors only)
+    per_sm           programs of the persistent grid for each multiprocessor: with two, the epilogue of one
+                     overlaps the products of the other, if both fit
     """
 
     block_m: int
@@ -36,7 +38,7 @@ class GemmConfig:
     descriptors: bool = False
     tile_descriptors: bool = False
     flatten: bool = True
-    warp_specialize: bool = False
+    per_sm: int = 1
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,18 @@ from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
 from egcompile.schedule.kernel import Buffer
 
+DESCRIPTOR_HELPERS = {
+    "TensorDescriptor": "from triton.tools.tensor_descriptor import TensorDescriptor",
+    "_aligned": """
+def _aligned(x, offset=0):
+    # A descriptor begins at a multiple of 16 bytes, which is not so of every slice of a tensor.
+    if x.data_ptr() % 16:
+        x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return x.as_strided((1,), (1,), x.storage_offset() + offset) if offset else x
+""",
+}
+"""What launchers that pass descriptors call, by name."""
+
 
 @dataclass
 class Arguments:
@@ -37,8 +49,8 @@ class Arguments:
     def descriptor(self, tensor: Node | int, suffix: str, seen: Block, tile: tuple[int, ...]) -> str:
         """A descriptor parameter: `seen` in memory order, read or written by `tile`."""
         name = base = self.names[tensor]
-        if seen.offset:
-            base = f"{name}.as_strided((1,), (1,), {name}.storage_offset() + {seen.offset})"
+        if isinstance(tensor, Node):
+            base = f"_aligned({name}, {seen.offset})" if seen.offset else f"_aligned({name})"
         shape, strides = list(seen.shape), [seen.stride, 1]
         self.passed[f"{name}_{suffix}"] = f"TensorDescriptor({base}, {shape}, {strides}, {list(tile)})"
         return f"{name}_{suffix}"

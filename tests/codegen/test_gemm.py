@@ -297,6 +297,29 @@ def test_descriptors_are_refused_for_unaligned_strides() -> None:
         generate(kernel_of([ops.matmul(x, w)], [x, w]), HOPPER, DESCRIPTORS)
 
 
+def test_descriptors_take_unaligned_inputs() -> None:
+    kernel = linear_add(F16)
+    inputs = random_inputs(kernel, -1.0, 1.0)
+    moved = [torch.zeros(x.numel() + 1, dtype=F16, device=DEVICE)[1:].view(x.shape).copy_(x) for x in inputs]
+    assert any(x.data_ptr() % 16 for x in moved)
+    (expected,), (found,) = (run(kernel, values, DESCRIPTORS) for values in (inputs, moved))
+    assert torch.equal(expected, found)
+
+
+def test_descriptor_of_a_slice() -> None:
+    x, w = leaf("x", 64, 40, dtype=F16), leaf("w", 24, 40, dtype=F16)
+    part = ops.slice_(ops.slice_(x, axis=0, start=3, stop=60, step=1), axis=1, start=8, stop=32, step=1)
+    kernel = kernel_of([ops.matmul(part, w)], [x, w])
+    assert "_aligned(x, 128)" in generate(kernel, HOPPER, DESCRIPTORS).text
+    check(kernel, DESCRIPTORS)
+
+
+def test_large_offsets_take_64_bits() -> None:
+    x, w = leaf("x", 2**20, 4096, dtype=F16), leaf("w", 4096, 24, dtype=F16)
+    text = generate(kernel_of([ops.matmul(x, w)], [x, w]), HOPPER, POINTERS).text
+    assert "rows = (m0 + tl.arange(0, 32))[:, None].to(tl.int64)" in text
+
+
 # ---- tiles of the table, compiled ----
 
 SIZES = [(8192, 4096, 4096), (8192, 5632, 2048), (4096, 1024, 1024), (16384, 768, 3072)]
