@@ -13,12 +13,13 @@ Column partials are summed by a nest of their own, the finalize, planned as any 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from egcompile.codegen.heuristics import Config, Shape, columns_config, keeps_rows, pow2, rows_config
-from egcompile.codegen.index import Axis, Index, linear, offset, unravel
+from egcompile.codegen.index import Axis, Digit, Index, linear, offset, unravel
 from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
@@ -155,35 +156,53 @@ def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
 
 def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     shape, dims = anchor.inputs[0].shape, anchor.attr("dims")
-    strides = _strides(anchor.inputs[0], kernel)
+    factors = _factors(anchor.inputs[0], kernel)
     groups = [i for i in range(len(shape)) if i not in dims], list(dims)
     sizes = [math.prod(shape[i] for i in group) for group in groups]
     names = ("row", "cols") if kind == "rows" else ("cols", "row")
     axes = [Axis(name, size) for name, size in zip(names, sizes)]
-    index = [Index(())] * len(shape)
+    digits: dict[tuple[int, int], Index] = {}
     for group, axis in zip(groups, axes):
-        order = sorted(group, key=lambda i: (-strides[i], i))
-        for i, digit in zip(order, unravel(Index.of(axis), [shape[i] for i in order])):
-            index[i] = digit
+        places = [(i, k) for i in group for k in range(len(factors[i]))]
+        places.sort(key=lambda place: (-factors[place[0]][place[1]][1], place))
+        digits |= zip(places, unravel(Index.of(axis), [factors[i][k][0] for i, k in places]))
+    index = tuple(
+        linear([digits[i, k] for k in range(len(axis_factors))], [n for n, _ in axis_factors])
+        for i, axis_factors in enumerate(factors)
+    )
     kept, reduced = (linear([index[i] for i in g], [shape[i] for i in g]) for g in groups)
-    nearest = [min((strides[i] for i in g if shape[i] > 1 and strides[i]), default=2**62) for g in groups]
-    along_reduced = nearest[1] <= nearest[0]
+    steps = [[s for i in g for n, s in factors[i] if n > 1 and s] for g in groups]
+    nearest = [min(group, default=2**62) for group in steps]
     rows, cols = axes if kind == "rows" else axes[::-1]
-    along_cols = along_reduced == (kind == "rows")
-    return Layout(kind, rows, cols, shape, tuple(index), kept, reduced, along_cols)
+    along_cols = (nearest[1] <= nearest[0]) == (kind == "rows")
+    return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols)
 
 
-def _strides(node: Node, kernel: Kernel) -> list[int]:
-    """How far memory moves along each axis of `node`, by the largest input below it."""
+def _factors(node: Node, kernel: Kernel) -> list[list[tuple[int, int]]]:
+    """Each axis of `node` as factors (size, stride), as the largest input below it lies in memory.
+
+    An axis that a reshape merged from several has a factor for each of those.
+    """
     axes = [Axis(f"axis{i}", n) for i, n in enumerate(node.shape)]
     walk = Walk(lambda reduction, index: None)
     walk.visit(node, tuple(map(Index.of, axes)))
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
     loads = sorted(walk.loads, key=lambda load: -load[0].tensor.numel)
     if not loads:
-        return [math.prod(node.shape[i + 1 :]) for i in range(len(axes))]
+        return [[(n, math.prod(node.shape[i + 1 :]))] for i, n in enumerate(node.shape)]
     where = offset(loads[0][1], buffers[loads[0][0]].strides)
-    return [abs(where.at({axis: 1}) - where.at({})) if axis.size > 1 else 0 for axis in axes]
+    factors = []
+    for axis in axes:
+        cuts = [1, axis.size]
+        for atom, _ in where.terms:
+            if isinstance(atom, Digit) and atom.of.axes == {axis} and atom.of == Index.of(axis):
+                cuts += [atom.div, *([atom.div * atom.mod] if atom.mod else [])]
+        cuts = sorted({c for c in cuts if c <= axis.size})
+        if any(b % a for a, b in itertools.pairwise(cuts)):
+            cuts = [1, axis.size]
+        pairs = [(b // a, abs(where.at({axis: a}) - where.const)) for a, b in itertools.pairwise(cuts)]
+        factors.append(pairs[::-1] if axis.size > 1 else [(1, 0)])
+    return factors
 
 
 def _classify(
