@@ -23,13 +23,20 @@ def _iota(shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: torch.d
     return torch.arange(shape[axis], dtype=dtype, device=device).view(view).expand(shape)
 
 
+def _contract_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.ndim > 2:
+        a, b = a.flatten(0, -2), b.flatten(0, -2)
+    return torch.mm(a.t(), b)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "full": _full,
     "iota": _iota,
+    "contract_rows": _contract_rows,
     "sdpa": attention,
     "sdpa_backward": attention_backward,
 }
-"""Ops for which the reference meaning is not the right call: leaves, which need a device, and attention."""
+"""Ops for which the reference meaning is not the best call: leaves, which need a device, and attention."""
 
 
 class Ops:
@@ -38,19 +45,16 @@ class Ops:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__") or name not in REGISTRY:
             raise AttributeError(f"no op {name!r} is registered")
-        function = CALLS.get(name) or functools.partial(_reference, name)
+        function = CALLS.get(name) or REGISTRY[name].evaluate or functools.partial(_by_definition, name)
         setattr(self, name, function)
         return function
 
 
-def _reference(name: str, *operands: torch.Tensor, **attrs: Any) -> Any:
-    op = REGISTRY[name]
-    if op.evaluate is not None:
-        return op.evaluate(*operands, **attrs)
+def _by_definition(name: str, *operands: torch.Tensor, **attrs: Any) -> Any:
     if operands[0].device.type == "cpu":
-        return call(op, operands, attrs)
+        return call(REGISTRY[name], operands, attrs)
     with operands[0].device:  # the definition's constants are made on it
-        return call(op, operands, attrs)
+        return call(REGISTRY[name], operands, attrs)
 
 
 op = Ops()

@@ -3,8 +3,8 @@
     cudnn      16-bit from Hopper on: grouped heads as they are, heads up to 128 wide
     flash      16-bit on any GPU: grouped heads as they are, heads up to 256 wide
     efficient  other floats on a GPU, and what flash masks otherwise
-    cpu        on a CPU
-    math       what none of them takes: fp64 or empty tensors on a GPU, heads that are too wide or ragged
+    cpu        on a CPU, but in fp64, where some of its versions are good to 1e-9 only
+    math       what none of them takes: fp64, empty tensors, heads that are too wide or ragged
 
 All of them give the same two values, so a forward and its backward may go through different ones.
 On an H200, 4 x 16 heads (8 for keys) x 2048 x 128, causal, bf16, forward and backward: cudnn takes
@@ -115,7 +115,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     if not (q.numel() and k.numel()) or v.shape[3] != width:
         return "math"
     if q.device.type == "cpu":
-        return "cpu"
+        return "cpu" if q.dtype != torch.float64 else "math"
     if q.dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256:
         if width <= 128 and min(length, k.shape[2]) > 1 and _has_cudnn(q.device):
             return "cudnn"

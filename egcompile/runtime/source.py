@@ -81,7 +81,8 @@ def _without_repetition(kernels: Iterable[KernelSource]) -> Iterator[str]:
             if helper in seen:
                 text = text.replace(helper, "", 1).strip("\n")
             seen.add(helper)
-        yield text
+        launched = dict.fromkeys(re.findall(r"^ +(\w+)\[\(", text, re.MULTILINE))
+        yield "\n".join([text, "\n", *(f"{name} = direct({name})" for name in launched)]).rstrip("\n")
 
 
 def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> str:
@@ -92,7 +93,8 @@ def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> st
         lines += ["import triton", "import triton.language as tl"]
     if "libdevice." in text:
         lines.append("from triton.language.extra import libdevice")
-    lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed", ""]
+    lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed"]
+    lines += ["from egcompile.runtime.launch import direct", ""] if kernels else [""]
     words = set(re.findall(r"\w+", text))
     lines += [f"{name} = {dtype}" for dtype, name in DTYPE_NAMES.items() if name in words - {"bool"}]
     return "\n".join(lines)

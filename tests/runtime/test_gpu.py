@@ -122,6 +122,15 @@ def test_functions(dtype: torch.dtype, rows: int) -> None:
     )
 
 
+def test_memory_that_is_not_aligned() -> None:
+    """Launches are compiled for pointers that are multiples of 16 bytes, and again for those that are not."""
+    for offset in (0, 1, 8, 1, 0):
+        x = torch.randn(64 * 256 + offset, device="cuda", dtype=torch.bfloat16)[offset:].view(64, 256)
+        torch.testing.assert_close(E.softmax(x), torch.softmax(x, -1), rtol=1e-2, atol=1e-4)
+        y = E.linear_act(x, x, None, "relu")
+        torch.testing.assert_close(y, torch.relu(x @ x.mT), rtol=2e-2, atol=0.2)
+
+
 def test_the_same_inputs_give_the_same_bits() -> None:
     model, inputs = CASES["mlp_gelu"].make(torch.float32)
     model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
