@@ -174,6 +174,11 @@ def static_number(x: Any) -> Any:
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
+def example(node: Any) -> Any:
+    """The example value that a tracer left on an fx node; None on what is no node or has none."""
+    return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, fx.Node) else None
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory, fake ones too."""
     return tensor.untyped_storage()._cdata

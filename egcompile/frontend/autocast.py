@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from egcompile.frontend._torch import example
+
 LOSSES = frozenset({F.cross_entropy, torch.ops.aten.cross_entropy_loss.default})
 
 
@@ -27,13 +29,9 @@ def cast_before_losses(gm: fx.GraphModule) -> None:
 def _cast_logits(gm: fx.GraphModule, node: fx.Node) -> None:
     logits = node.args[0] if node.args else node.kwargs["input"]
     assert isinstance(logits, fx.Node)
-    given, result = _example(logits), _example(node)
+    given, result = example(logits), example(node)
     if isinstance(given, torch.Tensor) and isinstance(result, torch.Tensor) and given.dtype != result.dtype:
         with gm.graph.inserting_before(node):
             cast = gm.graph.call_function(torch.ops.aten.to.dtype, (logits, result.dtype))
         cast.meta = {key: value for key, value in node.meta.items() if key not in ("val", "example_value")}
         node.replace_input_with(logits, cast)
-
-
-def _example(node: fx.Node) -> object:
-    return node.meta.get("val", node.meta.get("example_value"))

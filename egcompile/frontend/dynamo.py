@@ -167,12 +167,12 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
 def _outputs(gm: fx.GraphModule, slots: Sequence[int | Constant]) -> tuple[int | Argument | Constant, ...]:
     """The outputs, those that are an argument itself (after a change in place, say) marked so."""
     arguments = {
-        id(example): Argument(i)
+        id(value): Argument(i)
         for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if isinstance(example := _example(node), Tensor)
+        if isinstance(value := _torch.example(node), Tensor)
     }
     return tuple(
-        arguments.get(id(_example(node)), slot) for node, slot in zip(_returned(gm), slots, strict=True)
+        arguments.get(id(_torch.example(node)), slot) for node, slot in zip(_returned(gm), slots, strict=True)
     )
 
 
@@ -180,7 +180,7 @@ def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> Non
     """A float that became a tensor could change a dtype, since it promotes unlike a Python number."""
     returned, computed = _returned(captured), _returned(functional)
     for node, result in zip(returned, computed[len(computed) - len(returned) :], strict=True):
-        wanted, found = _example(node), _example(result)
+        wanted, found = _torch.example(node), _torch.example(result)
         if isinstance(wanted, Tensor) and isinstance(found, Tensor) and wanted.dtype != found.dtype:
             raise TraceError(
                 f"output {node} came out as {found.dtype} where PyTorch has {wanted.dtype}; a Python float "
@@ -190,8 +190,3 @@ def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> Non
 
 def _returned(gm: fx.GraphModule) -> list[Any]:
     return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
-
-
-def _example(node: Any) -> Any:
-    """The example of an fx node's value; None for an output that is a Python value."""
-    return node.meta.get("example_value", node.meta.get("val")) if isinstance(node, fx.Node) else None

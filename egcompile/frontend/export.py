@@ -142,9 +142,14 @@ class _Call:
 
     @staticmethod
     def of(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Call:
+        if isinstance(args, Tensor):
+            raise TraceError("the arguments are a tensor; give a tuple of them, such as (x,)")
         arguments: Any = (tuple(args), dict(kwargs))
         if signature is not None:
-            arguments = dict(signature.bind(*args, **kwargs).arguments)
+            try:
+                arguments = dict(signature.bind(*args, **kwargs).arguments)
+            except TypeError as error:
+                raise TraceError(f"the arguments do not fit {signature}: {error}") from error
         named = _torch.flatten_with_names(arguments)
         names, leaves = zip(*named, strict=True) if named else ((), ())
         return _Call(signature, names, leaves, _torch.flatten(arguments)[1])

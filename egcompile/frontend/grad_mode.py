@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from egcompile.errors import TraceError
-from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED, OpOverload, storage_key
+from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED, OpOverload, example, storage_key
 from egcompile.frontend.origins import origin_of
 
 DETACH = torch.ops.aten.detach.default
@@ -167,23 +167,19 @@ def _is_item(node: fx.Node) -> bool:
 
 
 def _memory(node: fx.Node) -> int | None:
-    example = _example(node)
-    return storage_key(example) if isinstance(example, torch.Tensor) else None
+    value = example(node)
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
 def _is_tensor(node: Any) -> bool:
-    return isinstance(_example(node), torch.Tensor)
+    return isinstance(example(node), torch.Tensor)
 
 
 def _is_float(node: fx.Node) -> bool:
     """Whether a gradient may flow through a value; a value of several tensors counts."""
-    example = _example(node)
-    return not isinstance(example, torch.Tensor) or example.is_floating_point()
+    value = example(node)
+    return not isinstance(value, torch.Tensor) or value.is_floating_point()
 
 
 def _needs_gradient(node: fx.Node) -> bool:
-    return bool(getattr(_example(node), "requires_grad", False))
-
-
-def _example(node: fx.Node) -> Any:
-    return node.meta.get("val", node.meta.get("example_value"))
+    return bool(getattr(example(node), "requires_grad", False))

@@ -139,6 +139,22 @@ def test_another_call_is_refused(args: tuple[Any, ...], message: str) -> None:
         traced.inputs(args)
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (torch.zeros(3), "give a tuple"),
+        ((torch.zeros(3),) * 2, r"do not fit .*: too many positional"),
+        ((), "missing a required argument: 'x'"),
+    ],
+)
+def test_examples_that_do_not_fit(args: Any, message: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * 2
+
+    with pytest.raises(TraceError, match=message):
+        trace(function, args)
+
+
 def test_a_tensor_given_twice_is_two_inputs() -> None:
     x = torch.rand(3, requires_grad=True)
     traced = trace(lambda a, b: a * 2 + b, (x, x))
