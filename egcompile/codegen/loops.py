@@ -6,7 +6,7 @@ import torch
 
 from egcompile.codegen.index import Axis, Index
 from egcompile.codegen.nest import Nest, Partial, Write
-from egcompile.codegen.pointwise import is_narrow, pointers, program_id
+from egcompile.codegen.pointwise import is_narrow, parameters, pointers, program_id
 from egcompile.codegen.reduce import Reducer
 from egcompile.codegen.source import JitFunction
 from egcompile.codegen.text import Loop, Value, named
@@ -35,6 +35,9 @@ class _Renderer:
         self.reducer = Reducer(nest, self.tile)
         self.rows_vector, self.cols_vector = self.reducer.rows_vector, self.reducer.cols_vector
         self.flat = self.reducer.flat
+        stages = nest.config.num_stages
+        self.range = "tl.range" if stages > 1 else "range"
+        self.stages = f", num_stages={stages}" if stages > 1 else ""
 
     # ---- the function ----
 
@@ -50,10 +53,21 @@ class _Renderer:
             constants["BLOCK_ROWS"] = nest.config.block_rows
         if self.cols_vector:
             constants["BLOCK_COLS"] = nest.config.block_cols
-        outputs = [w.name for w in (*nest.writes, *(() if self.temporaries else nest.after))]
-        outputs += [n for n, _ in self.temporaries.values()]
-        inputs = [n.attr("name") for n in nest.kernel.body.inputs if n in self.tile.loaded]
-        return JitFunction(name, "", (*inputs, *outputs), constants, grid, nest.config.num_warps, outer.block)
+        tensors = parameters(nest.kernel) + tuple(name for name, _ in self.temporaries.values())
+        return JitFunction(name, self.doc(), tensors, constants, grid, nest.config.num_warps, outer.block)
+
+    def doc(self) -> str:
+        """What a program does, for the reader of the kernel."""
+        nest, rows = self.nest, f"{self.rows.size} rows of {self.cols.size}"
+        if nest.kind == "columns":
+            share = "all rows" if nest.parts == 1 else f"every {nest.parts}th tile of rows"
+            return f"{rows}: a program sums {share}, for its columns."
+        own = "a tile of rows" if self.rows_vector else "a row"
+        held = "held whole" if nest.whole else "in column tiles"
+        if nest.partials and nest.parts > 1:
+            own = f"every {nest.parts}th {'tile of rows' if self.rows_vector else 'row'}"
+            return f"{rows}: a program takes {own}, {held}, and sums over them."
+        return f"{rows}: a program takes {own}, {held}."
 
     def rows_nest(self, outer: Scope) -> tuple[int, ...]:
         """A program for each tile of rows; with sums over rows, programs that go over several."""
@@ -71,10 +85,10 @@ class _Renderer:
         inner = Scope(outer.axes | {self.rows})
         self.tile.scopes.append(inner)
         if self.rows_vector:
-            header = f"for tile in range(tl.program_id(0), {tiles}, {nest.parts}):"
+            header = f"for tile in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
             self.bind_rows(inner, Value(self.widened("tile")))
         else:
-            header = f"for row in range(tl.program_id(0), {tiles}, {nest.parts}):"
+            header = f"for row in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
             self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
         self.body(inner)
         self.tile.scopes.pop()
@@ -93,10 +107,10 @@ class _Renderer:
         self.tile.scopes.append(inner)
         first, step = ("0", "") if nest.parts == 1 else ("tl.program_id(1)", f", {nest.parts}")
         if self.rows_vector:
-            header = f"for tile in range({first}, {tiles}{step}):"
+            header = f"for tile in {self.range}({first}, {tiles}{step}{self.stages}):"
             self.bind_rows(inner, Value(self.widened("tile")))
         else:
-            header = f"for row in range({first}, {tiles}{step}):"
+            header = f"for row in {self.range}({first}, {tiles}{step}{self.stages}):"
             self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
         self.body(inner)
         self.tile.scopes.pop()
@@ -112,6 +126,9 @@ class _Renderer:
         if nest.kind == "columns" or nest.whole:
             if nest.kind == "rows":
                 scope.axes |= {self.cols}
+            for node, index in nest.walk.loads:
+                if (node, index) not in nest.walk.guarded:
+                    self.tile.value(node, index)  # in flight before anything waits
             for partial in nest.partials:
                 self.accumulate(partial)
             for write in nest.writes:

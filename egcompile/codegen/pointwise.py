@@ -103,9 +103,9 @@ def pointers(kernel: Kernel) -> dict[Node, tuple[str, Buffer]]:
     return {n: (f"{name}_ptr", b) for n, name, b in zip(kernel.body.inputs, names, kernel.inputs)}
 
 
-def parameters(kernel: Kernel, walk_nodes: set[Node]) -> tuple[str, ...]:
-    used = [node.attr("name") for node in kernel.body.inputs if node in walk_nodes]
-    return (*used, *kernel.body.output_names)
+def parameters(kernel: Kernel) -> tuple[str, ...]:
+    """The names of a kernel's tensors, inputs first."""
+    return (*(node.attr("name") for node in kernel.body.inputs), *kernel.body.output_names)
 
 
 def program_id(axis: int, kernel: Kernel) -> str:
@@ -189,4 +189,4 @@ def _function(
     name: str, kernel: Kernel, tile: Tile, constants: dict[str, int], grid: tuple[int, ...], config: Config
 ) -> JitFunction:
     block = tile.scopes[0].block
-    return JitFunction(name, "", parameters(kernel, tile.loaded), constants, grid, config.num_warps, block)
+    return JitFunction(name, "", parameters(kernel), constants, grid, config.num_warps, block)

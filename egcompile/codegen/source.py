@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,25 +29,35 @@ class KernelSource:
 class JitFunction:
     """One jit function and how the launcher calls it.
 
-    parameters  tensors by name, in order; constants are `tl.constexpr` with a value
+    doc         what a program does, as a comment
+    tensors     that it may read or write, by name and in order; those that its text names are parameters
+    constants   `tl.constexpr` parameters with a value
     grid        programs along each axis
     """
 
     name: str
     doc: str
-    parameters: tuple[str, ...]
+    tensors: tuple[str, ...]
     constants: dict[str, int]
     grid: tuple[int, ...]
     num_warps: int
     block: Block
 
+    @functools.cached_property
+    def body(self) -> list[str]:
+        pointers = [f"{t}_ptr" for t in self.tensors]
+        return print_block(self.block, Names({*pointers, *self.constants, "tl"} | _bound(self.block)))
+
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        words = set(re.findall(r"\w+", "\n".join(self.body)))
+        return [t for t in self.tensors if f"{t}_ptr" in words]
+
     def text(self) -> str:
         pointers = [f"{p}_ptr" for p in self.parameters]
         constants = [f"{name}: tl.constexpr" for name in self.constants]
-        names = Names({*pointers, *self.constants, "tl"} | _bound(self.block))
-        body = print_block(self.block, names)
         head = f"@triton.jit\ndef {self.name}({', '.join([*pointers, *constants])}):"
-        return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *body])
+        return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *self.body])
 
     def launch(self) -> str:
         grid = f"({', '.join(map(str, self.grid))}{',' if len(self.grid) == 1 else ''})"

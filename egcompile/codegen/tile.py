@@ -49,7 +49,6 @@ class Tile:
     axes       how each loop axis is written
     scopes     outermost first
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
-    loaded     the inputs that were read
     hints      names for the values of nodes
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
@@ -58,7 +57,6 @@ class Tile:
     axes: dict[Axis, AxisTile]
     scopes: list[Scope]
     other: Callable[[Tile, Node, Indices], Value] | None = None
-    loaded: set[Node] = field(default_factory=set)
     hints: Mapping[Node, str] = field(default_factory=dict)
     exact: bool = True
 
@@ -102,7 +100,6 @@ class Tile:
 
     def load(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
         name, buffer = self.pointers[node]
-        self.loaded.add(node)
         where = offset(index, buffer.strides)
         mask = self.mask(where.axes, guard)
         pointer, operands = self._pointer(name, where)

@@ -59,6 +59,7 @@ class Walk:
                where this nest cannot reduce it
     given      reductions whose result is known, and at which index
     loads      input nodes with their indices
+    guarded    those of them that may be out of range, where something else is taken
     reductions (reduction, index), operands before users
     blocked    reductions that must be in memory before this nest runs
     known      one index for each node that is visited whole: a loop over the nest meets all its elements
@@ -67,6 +68,7 @@ class Walk:
     descend: Callable[[Node, Indices], Indices | None]
     given: Mapping[Node, Indices] = field(default_factory=dict)
     loads: dict[tuple[Node, Indices], None] = field(default_factory=dict)
+    guarded: set[tuple[Node, Indices]] = field(default_factory=set)
     reductions: dict[tuple[Node, Indices], None] = field(default_factory=dict)
     blocked: dict[Node, None] = field(default_factory=dict)
     known: dict[Node, Indices] = field(default_factory=dict)
@@ -92,6 +94,8 @@ class Walk:
         match node.op.kind, node.op.name:
             case Kind.LEAF, "input":
                 self.loads[node, index] = None
+                if guarded:
+                    self.guarded.add((node, index))
             case Kind.LEAF, _:
                 pass
             case Kind.POINTWISE, _:
