@@ -8,8 +8,13 @@ import torch
 
 os.environ["EGCOMPILE_CHECK"] = "1"
 os.environ.setdefault("EGCOMPILE_CACHE_DIR", tempfile.mkdtemp(prefix="egcompile-tests-"))
+torch.set_num_threads(1)  # tensors are small, and test processes run side by side
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
