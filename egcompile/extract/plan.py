@@ -150,7 +150,9 @@ def lay_out(plan: Plan, table: Choices, known: Facts) -> dict[int, Layout] | Bro
         if c in plan.viewed:
             return [table.operands[plan.viewed[c]][0]]
         kernel = plan.written.get(c)
-        return [] if kernel is None or table.role(kernel.node) in LOOPS else list(table.operands[kernel.node])
+        if kernel is None or c in kernel.computed:
+            return []
+        return [k for k in table.operands[kernel.node] if k not in kernel.computed]
 
     for c in _ordered(plan, need):
         if c in plan.viewed:
