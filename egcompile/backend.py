@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor, fx
 
+from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
 from egcompile.frontend.dynamo import Argument, Capture, Imported
 from egcompile.frontend.importer import Constant
@@ -31,18 +31,20 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """`torch.compile(model, backend="egcompile", mode=..., options={"target": ...})`.
+    """`torch.compile(model, backend="egcompile", mode=..., options={...})`.
 
     `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
-    default the device of the inputs. Raises ValueError for other modes or options, and the errors of the
+    default the device of the inputs, and `opaque`: False has ATen ops that no rule knows raise
+    UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or options, and the errors of the
     frontend and the pipeline.
     """
     if disabled():
         return gm.forward
-    if unknown := set(options or ()) - {"target"}:
-        raise ValueError(f"no option {', '.join(unknown)}; there is target")
+    options = options or {}
+    if unknown := set(options) - {"target", "opaque"}:
+        raise ValueError(f"no option {', '.join(unknown)}; there are target and opaque")
     chosen = mode_of("exact" if mode in (None, "default") else str(mode))
-    compiler = _Compiler(Capture.of(gm), chosen, (options or {}).get("target"))
+    compiler = _Compiler(Capture.of(gm), chosen, options.get("target"), options.get("opaque", True))
     if not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
@@ -52,7 +54,7 @@ def register() -> None:
     """Makes "egcompile" a backend's name where the package is not installed, which declares it by itself."""
     declared = importlib.metadata.entry_points(group="torch_dynamo_backends", name="egcompile")
     if not declared:
-        torch._dynamo.register_backend(backend, name="egcompile")
+        register_backend(backend, name="egcompile")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,11 @@ class _Compiler:
     capture: Capture
     mode: Mode
     target: str | None
+    opaque: bool
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
         """A callable for arguments of these sizes and numbers."""
-        imported = self.capture.specialize(args)
+        imported = self.capture.specialize(args, opaque=self.opaque)
         tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
         device = tensors[0].device if tensors else torch.device("cpu")
         plan = Plan(

@@ -221,7 +221,7 @@ def test_disabled_runs_eagerly(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", CASES)
 def test_inside_a_compiled_model(name: str) -> None:
     """Dynamo sees PyTorch's ops, so that the compiler around them can fuse further."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     case = CASES[name]
     values = operands(case)
     function = of_tensors(case.function, values)

@@ -18,14 +18,14 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
-from egcompile.codegen.source import KernelSource
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ir.types import DTYPE_NAMES
-from egcompile.ops.opdef import REGISTRY, Kind
+from egcompile.ops.opdef import Kind
 from egcompile.schedule.kernel import (
     Buffer,
     Call,
@@ -60,7 +60,18 @@ _ALIASES = ("reshape", "expand", "permute", "transpose", "slice", "stop_gradient
 """Ops whose result may be an operand's memory, or one element for many."""
 
 
-def render(schedule: Schedule, kernels: Sequence[KernelSource], target: Target) -> str:
+class KernelText(Protocol):
+    """A generated kernel: `text` defines the launcher `name`; `helpers` may stand in others' texts too."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def helpers(self) -> tuple[str, ...]: ...
+
+
+def render(schedule: Schedule, kernels: Sequence[KernelText], target: Target) -> str:
     """The source of a plan. `kernels` are those that the schedule launches.
 
     For a CPU no kernel is generated: each launch is its body's ops, one line each.
@@ -72,7 +83,7 @@ def render(schedule: Schedule, kernels: Sequence[KernelSource], target: Target) 
     return "\n\n\n".join([_header(texts, bodies, target), *texts, *bodies]) + "\n"
 
 
-def _without_repetition(kernels: Iterable[KernelSource]) -> Iterator[str]:
+def _without_repetition(kernels: Iterable[KernelText]) -> Iterator[str]:
     """The kernels' texts, a helper that several of them hold only in the first."""
     seen: set[str] = set()
     for kernel in kernels:
@@ -230,7 +241,7 @@ class _Function:
 
     def _op(self, name: str, operands: list[str], attrs: Mapping[str, object]) -> str:
         arguments = [*operands, *(f"{k}={_literal(v)}" for k, v in attrs.items())]
-        if REGISTRY[name].kind is Kind.LEAF:
+        if not operands:  # nothing else says on which device
             arguments.append("device=device")
         return f"op.{name}({', '.join(arguments)})"
 

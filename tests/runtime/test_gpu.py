@@ -22,7 +22,7 @@ FLOOR = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 
 @pytest.fixture(autouse=True)
 def _forget_compiled_code() -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def values(run: Callable[..., Any], parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
