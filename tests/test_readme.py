@@ -71,5 +71,5 @@ def test_the_code_in_contributing_is_the_code() -> None:
     blocks = list(re.finditer(r"```python\n(.*?)```", page, re.DOTALL))
     assert blocks
     for block in blocks:
-        *_, path = re.findall(r"`((?:egcompile|tests)/[\w./]+\.py)`", page[: block.start()])
+        *_, path = re.findall(r"`((?:egcompile|tests)/[\w./]+\.py(?:\.txt)?)`", page[: block.start()])
         assert block[1] in (ROOT / path).read_text(), f"{path} does not hold\n{block[1]}"
