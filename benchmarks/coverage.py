@@ -23,9 +23,9 @@ def _nbytes(buffer: Buffer) -> int:
 
 
 def _contracts(step: Launch | Call) -> bool:
-    """Whether it is a matrix product, a convolution or attention: an op whose operations are counted."""
+    """Whether it is a matrix product, a convolution or attention."""
     if isinstance(step, Call):
-        return REGISTRY[step.op].flops is not None
+        return REGISTRY[step.op].flops is not None or "convolution" in step.op
     return any(node.op.flops is not None for node in step.kernel.body.nodes)
 
 
@@ -62,7 +62,7 @@ def measure(case: Case, target: str, dtype: str) -> dict[str, Any]:
             total[key].update(counts)
     generated, aten = total["bytes"]["other_launch"], total["bytes"]["other_call"]
     share = generated / (generated + aten) if generated + aten else 1.0
-    opaque = sum("opaque" in s.op for p in programs for s in p.steps if isinstance(s, Call))
+    opaque = sum(s.op.startswith("aten_") for p in programs for s in p.steps if isinstance(s, Call))
     return {"target": target, "share": share, "opaque": opaque, **{k: dict(v) for k, v in total.items()}}
 
 
