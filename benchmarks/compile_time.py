@@ -1,0 +1,63 @@
+"""How long planning takes and what it finds: `python -m benchmarks.compile_time`; needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.environment import versions
+from egcompile.derive import derive
+from egcompile.extract import extract
+from egcompile.frontend import trace
+from egcompile.saturate import saturate
+from egcompile.schedule import schedule
+from egcompile.target import Target
+from examples.llama import SIZES, Llama
+
+STAGES = ("derive", "saturate", "extract", "schedule")
+
+
+def measure(layers: int, target: Target) -> dict[str, object]:
+    """Seconds by stage for a Llama's training graph, from its traced forward, and the extractor's report."""
+    config = replace(SIZES["small"], layers=layers)
+    model = Llama(config).to(torch.bfloat16)
+    tokens = torch.zeros(4, config.context, dtype=torch.int64)
+    traced = trace(model, (tokens, tokens))
+    marks = [time.perf_counter()]
+    derived = derive(traced.graph, traced.requires_grad)
+    marks.append(time.perf_counter())
+    egraph, report = saturate(derived)
+    marks.append(time.perf_counter())
+    extraction = extract(egraph, target)
+    marks.append(time.perf_counter())
+    schedule(extraction, target)
+    marks.append(time.perf_counter())
+    seconds = {stage: b - a for stage, a, b in zip(STAGES, marks, marks[1:])}
+    live = extraction.stats.live
+    print(f"{layers} layers, {len(derived.graph.nodes)} nodes, {target.name}")
+    print(report)
+    print(extraction.stats)
+    print(f"{live / layers:.1f} classes a layer with two or more live choices")
+    print(", ".join(f"{stage} {spent:.2f} s" for stage, spent in seconds.items()))
+    print(f"{sum(seconds.values()):.2f} s in all, {torch.get_num_threads()} threads")
+    return {"layers": layers, "seconds": seconds, "live_choices": live, "report": str(extraction.stats)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--target", default="cuda:90")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    result = measure(options.layers, Target.parse(options.target))
+    if options.json:
+        options.json.write_text(json.dumps({**versions(), **result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
