@@ -16,13 +16,22 @@ from egcompile.extract.program import Program
 THREADS = 1
 """Threads of HiGHS, the same for each call: it ignores a change within a process. The parts are small."""
 
+_OPTIONS: dict[str, bool | int | float] = {
+    "threads": THREADS,
+    "mip_rel_gap": 0.0,
+    "mip_abs_gap": 1e-7,
+    "mip_heuristic_run_feasibility_jump": False,  # slower than all the rest, and there is a seed
+}
+
+NO_PLAN = "no plan satisfies every constraint of the extraction program"
+
 Row = tuple[tuple[int, ...], tuple[int, ...], int]
 """(variables with +1, variables with -1, lower bound of their sum)"""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """values of the variables; `bound` is what no plan can go below; `parts` and `solved` count components."""
+    """Values of the variables; `bound` is what no plan can go below; `parts`, `solved` count components."""
 
     values: list[int]
     objective: float
@@ -45,12 +54,13 @@ def solve(program: Program, seed: Sequence[int] | None, time_limit: float) -> So
         costs = [program.cost[v] for v in variables]
         local = {v: i for i, v in enumerate(variables)}
         shape = tuple(
-            (tuple(local[v] for v in rows[r][0]), tuple(local[v] for v in rows[r][1]), rows[r][2]) for r in inside
+            (tuple(local[v] for v in plus), tuple(local[v] for v in minus), least)
+            for plus, minus, least in (rows[r] for r in inside)
         )
         key = (tuple(costs), shape)
         if key not in known:
-            start = None if seed is None else [seed[v] for v in variables]
-            known[key] = _solve_part(costs, shape, start, deadline - time.perf_counter())
+            inherited = None if seed is None else [seed[v] for v in variables]
+            known[key] = _solve_part(costs, shape, inherited, deadline - time.perf_counter())
         found, lower = known[key]
         for v, value in zip(variables, found):
             values[v] = value
@@ -82,7 +92,7 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
             values[v] = value
             queue.append((v, value))
         elif values[v] != value:
-            raise ExtractionError("no plan satisfies every constraint of the extraction program")
+            raise ExtractionError(NO_PLAN)
 
     def retire(i: int) -> None:
         if not dead[i]:
@@ -98,7 +108,7 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
         given, then = program.clauses[i]
         if not options[i]:
             if holds[i]:
-                raise ExtractionError("no plan satisfies every constraint of the extraction program")
+                raise ExtractionError(NO_PLAN)
             for v in given:
                 settle(v, 0)
         elif options[i] == 1 and holds[i]:
@@ -130,7 +140,7 @@ def propagate(program: Program) -> tuple[list[int], list[Row]]:
                 ones[i] += 1
                 variables, most = program.limits[i]
                 if ones[i] > most:
-                    raise ExtractionError("no plan satisfies every constraint of the extraction program")
+                    raise ExtractionError(NO_PLAN)
                 if ones[i] == most:
                     for w in variables:
                         if values[w] == -1:
@@ -189,53 +199,58 @@ class _Quiet(highspy.Highs):  # type: ignore[misc]  # highspy has no types
 
 
 def _solve_part(
-    costs: Sequence[float], rows: Sequence[Row], start: Sequence[int] | None, seconds: float
+    costs: Sequence[float], rows: Sequence[Row], seed: Sequence[int] | None, seconds: float
 ) -> tuple[list[int], float]:
-    """The best values of one component, and a lower bound of their cost."""
+    """The best values of one component, and a lower bound of their cost.
+
+    `seed` is not given to HiGHS: where its presolve meets a start, HiGHS 1.16 calls a wrong value optimal.
+    It is what is taken when the time is too short to find better.
+    """
     count = len(costs)
     highs = _Quiet()
-    for option, value in (
-        ("threads", THREADS),
-        ("mip_heuristic_run_feasibility_jump", start is None),
-        ("mip_rel_gap", 0.0),
-        ("mip_abs_gap", 1e-7),
-        ("time_limit", max(seconds, 0.01)),
-    ):
+    for option, value in _OPTIONS.items():
         highs.setOptionValue(option, value)
+    highs.setOptionValue("time_limit", max(seconds, 0.01))
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(p) + len(m) for p, m, _ in rows], out=starts[1:])
     index = np.fromiter((v for p, m, _ in rows for v in (*p, *m)), dtype=np.int32, count=int(starts[-1]))
     signs = (s for p, m, _ in rows for s in (*(1.0 for _ in p), *(-1.0 for _ in m)))
     entries = np.fromiter(signs, dtype=np.float64, count=int(starts[-1]))
-    status = highs.passModel(
+    lower = np.asarray([least for _, _, least in rows], dtype=np.float64)
+    cost = np.asarray(costs, dtype=np.float64)
+    passed = highs.passModel(
         count,
         len(rows),
         int(starts[-1]),
         int(highspy.MatrixFormat.kRowwise),
         int(highspy.ObjSense.kMinimize),
         0.0,
-        np.asarray(costs, dtype=np.float64),
+        cost,
         np.zeros(count),
         np.ones(count),
-        np.asarray([lower for _, _, lower in rows], dtype=np.float64),
+        lower,
         np.full(len(rows), highspy.kHighsInf),
         starts,
         index,
         entries,
         np.full(count, int(highspy.HighsVarType.kInteger), dtype=np.int32),
     )
-    if status == highspy.HighsStatus.kError:
-        raise ExtractionError("HiGHS refuses the extraction program")
-    if start is not None:
-        highs.setSolution(count, np.arange(count, dtype=np.int32), np.asarray(start, dtype=np.float64))
-    highs.run()
-    model = highs.getModelStatus()
+    ran = highs.run()
+    if highspy.HighsStatus.kError in (passed, ran):
+        raise ExtractionError("HiGHS refuses the extraction program; was it run with other threads before?")
+    model, info = highs.getModelStatus(), highs.getInfo()
     if model == highspy.HighsModelStatus.kInfeasible:
-        raise ExtractionError("no plan satisfies every constraint of the extraction program")
-    info = highs.getInfo()
-    if model == highspy.HighsModelStatus.kOptimal or info.primal_solution_status == 2:
-        values = [int(x > 0.5) for x in highs.getSolution().col_value]
-        return values, float(max(info.mip_dual_bound, 0.0))
-    if start is None:
+        raise ExtractionError(NO_PLAN)
+    optimal = model == highspy.HighsModelStatus.kOptimal
+    seeded = float("inf") if seed is None else float(cost @ np.asarray(seed))
+    if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        values = np.asarray(highs.getSolution().col_value) > 0.5
+        found = float(cost @ values)
+        sums = np.add.reduceat(entries * values[index], starts[:-1])
+        if np.any(sums < lower) or abs(found - info.objective_function_value) > 1e-6 * max(found, 1.0):
+            raise ExtractionError("HiGHS returned values that are no solution of the extraction program")
+        if optimal or found <= seeded:
+            return values.astype(int).tolist(), found if optimal else max(float(info.mip_dual_bound), 0.0)
+    if seed is None:
         raise ExtractionError(f"HiGHS found no plan in {seconds:.1f} s ({highs.modelStatusToString(model)})")
-    return list(start), 0.0
+    return list(seed), max(float(info.mip_dual_bound), 0.0)
