@@ -12,6 +12,9 @@ from egcompile.target import Target
 WHOLE_ROW = 16384
 """The widest row that a program holds in registers; with sums over rows beside it, half of that."""
 
+L2_BYTES = 40_000_000
+"""What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -41,13 +44,13 @@ class Config:
 class Shape:
     """What a choice depends on.
 
-    tiles         full-size values that are read, written or accumulated at each point
+    row_bytes     that are read of a row
     along_cols    whether memory is contiguous along the columns, else along the rows
     """
 
     rows: int
     cols: int
-    tiles: int
+    row_bytes: int
     along_cols: bool
 
 
@@ -89,7 +92,10 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         cols = width if width * rows <= 8192 else 8192 // rows
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
     if width > limit:
-        return Config(1, 4096, 16 if shape.cols > 65536 else 8, 1, 2 * target.sms)
+        # Each phase reads the rows again: those in flight should fit the L2 together.
+        resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
+        warps = {1: 32, 2: 16, 3: 16, 4: 8}[resident]
+        return Config(1, 512 * warps, warps, 1, resident * target.sms)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2

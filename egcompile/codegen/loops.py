@@ -77,7 +77,7 @@ class _Renderer:
             self.bind_cols(outer, None)
         if not nest.partials or nest.parts == tiles:
             self.bind_rows(outer, Value(program_id(0, nest.kernel)))
-            if nest.partials:
+            if not nest.whole:
                 self.start(nest.partials)
             self.body(outer)
             return (tiles,)
@@ -102,6 +102,10 @@ class _Renderer:
         across = -(-self.cols.size // config.block_cols)
         self.tile.axes[self.program] = AxisTile(named("tl.program_id(1)"))
         self.bind_cols(outer, Value(program_id(0, nest.kernel)) if across > 1 else None)
+        if tiles == 1:
+            self.bind_rows(outer, None)
+            self.body(outer)
+            return (across, 1)
         self.start(nest.partials)
         inner = Scope(outer.axes | {self.rows})
         self.tile.scopes.append(inner)
@@ -139,16 +143,20 @@ class _Renderer:
 
     # ---- axes ----
 
-    def bind_rows(self, scope: Scope, tile: Value) -> None:
+    def bind_rows(self, scope: Scope, tile: Value | None) -> None:
         scope.axes |= {self.rows}
         own = frozenset({self.rows})
         if not self.rows_vector:
+            text = "0" if tile is None else tile.template
             self.tile.axes[self.rows] = AxisTile(
-                self.tile.emit(Value(tile.template, axes=own, hint="row", inline=False))
+                self.tile.emit(Value(text, axes=own, hint="row", inline=False))
             )
             return
-        text = f"{tile.template} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)"
-        self.bind(self.rows, text if self.flat else f"({text})[:, None]", "rows", self.nest.config.block_rows)
+        text = "tl.arange(0, BLOCK_ROWS)"
+        text = text if tile is None else f"{tile.template} * BLOCK_ROWS + {text}"
+        if not self.flat:
+            text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
+        self.bind(self.rows, text, "rows", self.nest.config.block_rows)
 
     def bind_cols(self, scope: Scope, tile: Value | None, start: str = "") -> None:
         scope.axes |= {self.cols}
@@ -199,9 +207,15 @@ class _Renderer:
         return operand.tensor.numel == self.rows.size * self.cols.size and self.cols.size > 1
 
     def accumulate(self, partial: Partial) -> None:
+        """Adds a tile's summands; those of a program's only tile are kept as they are."""
         value = self.tile.value(partial.node.inputs[0], partial.operand)
         axes = (self.rows, self.cols) if partial.total and self.spans_cols(partial) else (self.rows,)
         value = self.reducer.neutral(partial.node, value, axes)
+        if partial.node not in self.accumulators:
+            if set(axes) <= value.axes:
+                self.accumulators[partial.node] = value
+                return
+            self.start((partial,))
         self.reducer.update(partial.node, self.accumulators[partial.node], value, self.tile.scopes[-1])
 
     def finish(self) -> None:

@@ -222,8 +222,10 @@ def _classify(
             others.append(Write(name, buffer, root, index, unpeel(index, movements)))
         else:
             left.append(i)
-    tiles = len({n for n, index in walk.loads if 2 * n.tensor.numel > layout.points}) + len(others)
-    shape = Shape(layout.rows.size, layout.cols.size, tiles, layout.along_cols)
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    full = {node for node, _ in walk.loads if 2 * node.tensor.numel > layout.points}
+    row_bytes = layout.cols.size * sum(buffers[node].type.dtype.itemsize for node in full)
+    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.

@@ -81,9 +81,8 @@ class Reducer:
         `within` are axes beside those of `value` whose loop the result stays in.
         """
         if not (self.rows_vector if axis is self.rows else self.cols_vector):
-            return Value(
-                value.template, value.operands, value.dtype, value.axes - {axis} | within, value.hint
-            )
+            axes = value.axes - {axis} | within
+            return self.tile.emit(Value("{0}", (value,), value.dtype, axes, value.hint))
         dim = 1 if axis is self.cols and not self.flat else 0
         keep = "" if self.flat else ", keep_dims=True"
         name = node.op.name

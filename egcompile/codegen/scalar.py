@@ -156,7 +156,17 @@ def _fold(node: Node, operands: tuple[Value, ...]) -> Value:
 
 
 _ZERO_PRESERVING = {"mul", "add", "sub", "neg", "abs"}
-_HINTS = {"mul": "product", "add": "added", "sub": "difference", "where": "chosen", "div": "quotient"}
+_HINTS = {
+    "eq": "equal",
+    "ne": "differs",
+    "lt": "less",
+    "gt": "greater",
+    "mul": "product",
+    "add": "added",
+    "sub": "difference",
+    "where": "chosen",
+    "div": "quotient",
+}
 
 
 def _zero(node: Node, operands: tuple[Value, ...]) -> frozenset[Axis]:
