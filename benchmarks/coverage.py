@@ -39,6 +39,9 @@ def count(program: Program) -> dict[str, Counter[str]]:
             continue
         names = {name for name in (*step.inputs, *step.outputs) if name is not None}
         nbytes = sum(_nbytes(program.buffers[name]) for name in names)
+        if isinstance(step, Call) and step.op == "embedding":  # of its table, it reads the rows it gives
+            table, *_ = step.inputs
+            nbytes += _nbytes(program.buffers[step.outputs[0] or table]) - _nbytes(program.buffers[table])
         kind = "launch" if isinstance(step, Launch) else "call"
         where = f"{'product' if _contracts(step) else 'other'}_{kind}"
         moved[where] += nbytes
