@@ -35,8 +35,8 @@ def backend(
 
     `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
     default the device of the inputs, and `opaque`: False has ATen ops that no rule knows raise
-    UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or options, and the errors of the
-    frontend and the pipeline.
+    UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or
+    options, and the errors of the frontend and the pipeline.
     """
     if disabled():
         return gm.forward

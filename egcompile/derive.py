@@ -12,7 +12,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from egcompile.differentiable import carries_gradient, gradient_operands, row_of, with_derivatives
+from egcompile.differentiable import (
+    between,
+    carries_gradient,
+    gradient_operands,
+    row_of,
+    with_derivatives,
+)
 from egcompile.errors import NoGradientRule, TypeMismatch
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
@@ -118,7 +124,8 @@ class _Term:
 class _Backward:
     """The reverse walk over one forward graph. Cotangents are egglog text until the e-graph is read.
 
-    The rules see the forward's values as leaves: what they build depends on how nothing was computed.
+    The rules see the forward's values as leaves: what they build depends on how nothing was computed. An
+    opaque op's derivative is nodes already, over placeholders for its cotangents: a leaf too, until the end.
     """
 
     def __init__(
@@ -130,6 +137,8 @@ class _Backward:
         self.rows = {node: row for node, outputs in reached.items() if (row := row_of(node, outputs))}
         self.cotangent: dict[Node, str] = {}
         self.terms: dict[str, _Term] = {}
+        self.placeholders: dict[Node, str] = {}  # and the terms that they stand for
+        self.spliced: dict[Node, frozenset[str]] = {}  # nodes of opaque derivatives, and their origins
         rows = list(dict.fromkeys(self.rows.values()))
         ops = {add}.union(*map(vjp_ops, rows))
         self.session = Session(sorted(ops, key=lambda op: op.name))
@@ -146,6 +155,9 @@ class _Backward:
         self.session.flush()
         self.session.run()
         built, origins = self._read(self.session.read())
+        origins |= self.spliced
+        if self.placeholders:
+            built, origins = self._filled(built, origins)
         gradients = tuple(
             built[self.cotangent[primal]] if wants and primal in self.cotangent else None
             for primal, wants in zip(self.forward.inputs, needed, strict=True)
@@ -166,6 +178,9 @@ class _Backward:
             if node in self.rows:
                 for i, term in self._operands(node, self.rows[node]):
                     parts[node.inputs[i]].append((position[node], term))
+            elif node.op.derivative is not None:
+                for i, term in self._opaque_operands(node):
+                    parts[node.inputs[i]].append((position[node], term))
 
     def _sum(self, node: Node, terms: Sequence[str]) -> str:
         """The sum of a value's cotangents, in the order in which the forward uses the value."""
@@ -185,7 +200,52 @@ class _Backward:
             operands = [f"(vec-of {' '.join(operands)})"]
         values = [*map(leaf, outputs), *(self.cotangent[outputs[i]] for i in row.cts)]
         fixed = [*operands, *attr_literals(node), *values]
-        return [(i, self._term(node, row, i, fixed)) for i in gradient_operands(node, row, self.paths)]
+        positions = gradient_operands(node, self.reached[node], self.paths)
+        return [(i, self._term(node, row, i, fixed)) for i in positions]
+
+    def _opaque_operands(self, node: Node) -> Iterable[tuple[int, str]]:
+        """The same for an opaque op, whose derivative is spliced in."""
+        assert node.op.derivative is not None
+        outputs = tuple(node) if isinstance(node.type, tuple) else (node,)
+        cotangents = {i: self._placeholder(outputs[i]) for i in sorted(self.reached[node])}
+        positions = gradient_operands(node, self.reached[node], self.paths)
+        results = node.op.derivative(node, cotangents, positions)
+        origin = _backward_of(self.forward.origins.get(node, frozenset()))
+        known = (*node.inputs, node, *outputs, *cotangents.values())
+        self.spliced |= {new: origin for new in between(known, tuple(results.values())) if origin}
+        for i, result in results.items():
+            if result.type != node.inputs[i].type:
+                raise TypeMismatch(f"the derivative of operand {i} of {node} is {result!r}")
+            yield i, self.session.encoder.leaf(result)
+
+    def _placeholder(self, value: Node) -> Node:
+        """An input that stands for the cotangent of `value` until that is known."""
+        placeholder = input(name=f"%{len(self.placeholders)}", shape=value.shape, dtype=value.dtype)
+        self.placeholders[placeholder] = self.cotangent[value]
+        return placeholder
+
+    def _filled(
+        self, built: Mapping[str, Node], origins: Mapping[Node, frozenset[str]]
+    ) -> tuple[dict[str, Node], dict[Node, frozenset[str]]]:
+        """What was built, with the cotangents in the places of their placeholders."""
+        new = {node: node for node in self.forward.nodes}
+        stack = [*built.values(), *origins]
+        while stack:
+            node = stack[-1]
+            stands_for = self.placeholders.get(node)
+            operands = node.inputs if stands_for is None else (built[stands_for],)
+            if node in new:
+                stack.pop()
+            elif waiting := [i for i in operands if i not in new]:
+                stack += waiting
+            else:
+                inputs = tuple(new[i] for i in operands)
+                filled = Node.make(node.op, inputs, node.attrs) if stands_for is None else inputs[0]
+                new[node] = filled
+        moved: dict[Node, frozenset[str]] = {}
+        for node, origin in origins.items():
+            moved[new[node]] = moved.get(new[node], frozenset()) | origin
+        return {text: new[node] for text, node in built.items()}, moved
 
     def _term(self, node: Node, row: Vjp, index: int, fixed: Sequence[str]) -> str:
         types = tuple(i.type for i in node.inputs)
@@ -223,7 +283,11 @@ class _Backward:
             where = f"{term.what} of {term.node}" + (f" ({', '.join(sorted(origin))})" if origin else "")
             if c not in node_of and c not in contents.classes:
                 raise NoGradientRule(f"no rule rewrote the cotangent of {where}")
-            built[text] = build(c, frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin))
+            built[text] = build(c, _backward_of(origin))
             if built[text].type != term.type:
                 raise TypeMismatch(f"the vjp of {term.node.op.name} gives {built[text]!r} for {where}")
         return built, origins
+
+
+def _backward_of(origin: frozenset[str]) -> frozenset[str]:
+    return frozenset(f"{o.removesuffix(BACKWARD)}{BACKWARD}" for o in origin)

@@ -12,6 +12,7 @@ from egcompile.errors import NoGradientRule
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ir.types import TensorType
+from egcompile.ops.core import input
 from egcompile.ops.opdef import Kind
 from egcompile.rules import VJPS, Vjp
 
@@ -31,12 +32,24 @@ def dependent(nodes: Iterable[Node], sources: Collection[Node]) -> set[Node]:
     return found
 
 
-def gradient_operands(node: Node, row: Vjp | None, paths: Collection[Node]) -> list[int]:
-    """The positions of the operands that get a cotangent: on a path, and not None in the op's row."""
+def gradient_operands(node: Node, cotangents: Collection[int], paths: Collection[Node]) -> list[int]:
+    """The positions of the operands that get a cotangent: on a path, and not None in the op's row.
+
+    Raises NoGradientRule for an opaque op that PyTorch has no derivative for.
+    """
     positions = [i for i in _differentiable(node) if node.inputs[i] in paths]
+    row = row_of(node, cotangents)
+    if row is None and node.op.derivative is not None:
+        return list(node.op.derivative(node, _examples(node, cotangents), positions))
     if row is None or node.op.variadic:
         return positions
     return [i for i in positions if row.results[i] is not None]
+
+
+def _examples(node: Node, cotangents: Collection[int]) -> dict[int, Node]:
+    outputs = tuple(node) if isinstance(node.type, tuple) else (node,)
+    types = {i: outputs[i].tensor for i in sorted(cotangents)}
+    return {i: input(name=f"%ct{i}", shape=t.shape, dtype=t.dtype) for i, t in types.items()}
 
 
 def row_of(node: Node, cotangents: Iterable[int]) -> Vjp | None:
@@ -60,7 +73,7 @@ def reached(
         if node.op.kind is Kind.PROJECTION:
             outputs[node.inputs[0]].add(node.attr("index"))
             continue
-        for i in gradient_operands(node, row_of(node, found[node]), paths):
+        for i in gradient_operands(node, found[node], paths):
             outputs[node.inputs[i]].add(0)
     return found
 
@@ -81,7 +94,9 @@ def with_derivatives(
         missing = {
             node
             for node, outputs in found.items()
-            if node.op.kind not in (Kind.LEAF, Kind.PROJECTION) and row_of(node, outputs) is None
+            if node.op.kind not in (Kind.LEAF, Kind.PROJECTION)
+            and node.op.derivative is None
+            and row_of(node, outputs) is None
         }
         if not missing:
             return graph, paths, found
@@ -119,13 +134,13 @@ def _with_definitions(graph: Graph, which: Collection[Node]) -> Graph:
         result = node.op.definition(*inputs, **dict(zip(node.op.attr_names, node.attrs, strict=True)))
         parts[node] = (result,) if isinstance(result, Node) else tuple(result)
         new[node] = parts[node][0]
-        for inner in _between(inputs, parts[node]):
+        for inner in between(inputs, parts[node]):
             note(inner, origin)
     outputs = tuple(new[o] for o in graph.outputs)
     return Graph(graph.inputs, outputs, graph.output_names, origins)
 
 
-def _between(inputs: Sequence[Node], results: Sequence[Node]) -> set[Node]:
+def between(inputs: Sequence[Node], results: Sequence[Node]) -> set[Node]:
     """The nodes that compute `results` from `inputs`."""
     found: set[Node] = set()
     stack = list(results)

@@ -18,11 +18,14 @@ MOST = 40
 
 
 def explain(compiled: Compiled) -> str:
-    """The text, a section a stage: recognition, rules, kernels, refused fusions, extraction, saved values."""
+    """The text, in sections: recognized and opaque ops, rules, kernels, refused fusions, extraction, saved
+    values.
+    """
     seconds = ", ".join(f"{stage} {t:.2f} s" for stage, t in compiled.seconds.items())
     sections = {
         f"plan for {compiled.target.name}": [seconds],
         "recognized": _recognized(compiled.derived.graph),
+        "opaque": _opaque(compiled.derived.graph),
         "rules": str(compiled.report).splitlines(),
         "kernels": _kernels(compiled.schedule),
         "not fused": _refused(compiled.extraction),
@@ -48,6 +51,18 @@ def _recognized(graph: Graph) -> list[str]:
             counts[node.op.name] += 1
         named = node.inputs[0] if node.op.kind is Kind.PROJECTION else node
         if named.op.kind is Kind.COMPOSITE:
+            places[named.op.name] |= graph.origins.get(node, frozenset())
+    return [f"{count} x {name}: {_joined(places[name])}" for name, count in sorted(counts.items())]
+
+
+def _opaque(graph: Graph) -> list[str]:
+    """Ops that no rule knows, which ATen runs and differentiates: how often, and where in the model."""
+    counts: Counter[str] = Counter()
+    places: dict[str, frozenset[str]] = defaultdict(frozenset)
+    for node in graph.nodes:
+        named = node.inputs[0] if node.op.kind is Kind.PROJECTION else node
+        if named.op.derivative is not None:
+            counts[named.op.name] += named is node
             places[named.op.name] |= graph.origins.get(node, frozenset())
     return [f"{count} x {name}: {_joined(places[name])}" for name, count in sorted(counts.items())]
 

@@ -7,7 +7,7 @@ import os
 import re
 import traceback
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -26,12 +26,14 @@ from torch.export.exported_program import (
     _override_composite_implicit_decomp,
     _split_decomp_table_to_cia_and_python_decomp,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.proxy import TracerBase
 from torch.utils import _pytree as pytree
 
 import egcompile
-from egcompile.errors import TraceError
+from egcompile.errors import NoGradientRule, TraceError, TypeMismatch
+from egcompile.ir import TensorType
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -229,3 +231,129 @@ def _refuse(what: str, advice: str) -> NoReturn:
 
 def has_backward_hooks(module: nn.Module) -> bool:
     return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+# ---- opaque ops ----
+Assemble = Callable[[Sequence[Any], torch.device], tuple[list[Any], dict[str, Any]]]
+"""From an op's tensors, and the device of new ones, to its positional and keyword arguments."""
+
+_CPU = torch.device("cpu")
+_NAMES_ONLY = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+"""What autograd puts around its saved values. Left in, they would make second derivatives zero."""
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def contains(tree: Any, kind: type) -> bool:
+    return any(isinstance(leaf, kind) for leaf in pytree.tree_leaves(tree))
+
+
+def fake_call(overload: OpOverload, types: Sequence[TensorType], assemble: Assemble) -> Any:
+    """What a call gives on tensors of `types`, fake; raises TypeMismatch where ATen refuses it."""
+    with _fakes(types) as tensors:
+        args, kwargs = assemble(tensors, _CPU)
+        try:
+            return overload(*args, **kwargs)
+        except (*_DATA_DEPENDENT, RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise TypeMismatch(f"{overload} of {', '.join(map(str, types))}: {error}") from error
+
+
+@contextlib.contextmanager
+def _fakes(types: Sequence[TensorType]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of these types without memory, in a mode of their own."""
+    with (
+        tracing(None),
+        torch.autocast("cpu", enabled=False),
+        FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True),
+    ):
+        yield [torch.empty(t.shape, dtype=t.dtype) for t in types]
+
+
+def trace_gradients(
+    overload: OpOverload,
+    types: Sequence[TensorType],
+    assemble: Assemble,
+    cotangents: Sequence[int],
+    operands: Sequence[int],
+    keep: Collection[Any],
+) -> tuple[fx.GraphModule, list[int]]:
+    """PyTorch's derivative of an op as a functional ATen graph, and the operands that it has results for.
+
+    The graph takes the op's tensors, all its results, and the cotangents of the results `cotangents`; what
+    autograd would save of the results, it takes from there. Ops in `keep` stay whole. Raises NoGradientRule
+    where PyTorch has no derivative, or has one that draws random numbers.
+    """
+    flows: list[int] = []
+
+    def gradients(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        xs = values[: len(types)]
+        args, kwargs = assemble(xs, _CPU)
+        ys = tensors_in(overload(*args, **kwargs))
+        cts = dict(zip(cotangents, values[len(types) + len(ys) :], strict=True))
+        pairs = [(ys[i], ct) for i, ct in cts.items() if ys[i].requires_grad]
+        if not pairs:
+            return ()
+        roots, weights = zip(*pairs, strict=True)
+        found = torch.autograd.grad(roots, [xs[i] for i in operands], weights, allow_unused=True)
+        flows.extend(i for i, g in zip(operands, found, strict=True) if g is not None)
+        return tuple(g for g in found if g is not None)
+
+    results = tensors_in(fake_call(overload, types, assemble))
+    each = [*types, *map(TensorType.of, results), *(TensorType.of(results[i]) for i in cotangents)]
+    try:
+        with _fakes(each) as values, torch.enable_grad():
+            for i in operands:
+                values[i].requires_grad_()
+            gm = make_fx(gradients)(*values)
+        _take_results(gm, overload, len(types))
+        composite, python = _split_decomp_table_to_cia_and_python_decomp(_decompositions(keep))
+        with _fakes(each) as values, torch.no_grad(), _override_composite_implicit_decomp(composite):
+            table: Any = python
+            functional = make_fx(torch.func.functionalize(gm), decomposition_table=table)(*values)
+    except (*_DATA_DEPENDENT, RuntimeError, NotImplementedError) as error:
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NoGradientRule(f"PyTorch has no derivative of {overload} that can be traced: {line}") from error
+    _remove_names(functional)
+    functional.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    for node in functional.graph.nodes:
+        if isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise NoGradientRule(
+                f"the derivative of {overload} draws random numbers ({node.target}): make the draw an op "
+                "of its own, such as a dropout"
+            )
+    return functional, flows
+
+
+def _take_results(gm: fx.GraphModule, overload: OpOverload, operands: int) -> None:
+    """Reads the results of the first call of `overload`, which is the forward's, from the inputs."""
+    _remove_names(gm)
+    inputs = gm.graph.find_nodes(op="placeholder")
+    calls = gm.graph.find_nodes(op="call_function", target=overload)
+    if calls:
+        call, given = calls[0], iter(inputs[operands:])
+        example = call.meta["val"]
+        if isinstance(example, torch.Tensor):
+            call.replace_all_uses_with(next(given))
+        else:
+            of = [next(given) if isinstance(value, torch.Tensor) else None for value in example]
+            for item in list(call.users):
+                if (result := of[item.args[1]]) is not None:
+                    item.replace_all_uses_with(result)
+    gm.graph.eliminate_dead_code(_is_wanted)
+    gm.recompile()
+
+
+def _remove_names(gm: fx.GraphModule) -> None:
+    for node in list(gm.graph.nodes):
+        if node.target in _NAMES_ONLY:
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _is_wanted(node: fx.Node) -> bool:
+    """Whether a node without users does something: it is an input, an output, or changes something."""
+    changes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    return changes or node.op in ("placeholder", "output")

@@ -30,7 +30,8 @@ class Constants:
 
     def is_constant(self, node: Node) -> bool:
         if node not in self._constant:
-            self._constant[node] = node.op is not ops.input and all(map(self.is_constant, node.inputs))
+            varies = node.op is ops.input or node.op.random
+            self._constant[node] = not varies and all(map(self.is_constant, node.inputs))
         return self._constant[node]
 
     def value(self, node: Node) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from egcompile.errors import EgcompileError, TraceError
 from egcompile.frontend import _torch
-from egcompile.frontend.aten import TABLE
+from egcompile.frontend.aten import KEPT
 from egcompile.frontend.autocast import cast_before_losses
 from egcompile.frontend.grad_mode import detach_no_grad_values
 from egcompile.frontend.importer import Binding, Constant, FxGraph, identifiers, import_fx
@@ -83,18 +83,18 @@ class Capture:
         cast_before_losses(ready)
         return Capture(ready, names)
 
-    def specialize(self, args: Sequence[Any]) -> Imported:
+    def specialize(self, args: Sequence[Any], *, opaque: bool = True) -> Imported:
         """The graph for the sizes and numbers of `args`.
 
-        Raises UnsupportedOp for an ATen op outside the table, and TraceError for what depends on data or
-        changes an argument that requires grad in place.
+        Raises UnsupportedOp for an op that no node can be (with `opaque=False`, any outside the table), and
+        TraceError for what depends on data or changes an argument that requires grad in place.
         """
         functional, signature = _trace(self.gm, args)
         tensors = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
         bindings: list[Binding] = [Constant(_torch.static_number(x)) for x in args]
         for i, name in zip(tensors, identifiers([self.names[i] for i in tensors]), strict=True):
             bindings[i] = name
-        imported = import_fx(functional, bindings)
+        imported = import_fx(functional, bindings, opaque=opaque)
         _verify_outputs(self.gm, functional)
         mutated = _mutated(functional, signature, imported)
         for index, _ in mutated:
@@ -126,7 +126,7 @@ def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
 
 def _trace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[fx.GraphModule, Any]:
     try:
-        return _torch.aot_forward(gm, example_inputs, TABLE.keys())
+        return _torch.aot_forward(gm, example_inputs, KEPT)
     except EgcompileError:
         raise
     except Exception as error:

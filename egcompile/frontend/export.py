@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
 from egcompile.frontend import _torch
-from egcompile.frontend.aten import TABLE
+from egcompile.frontend.aten import KEPT
 from egcompile.frontend.autocast import cast_before_losses
 from egcompile.frontend.grad_mode import detach_no_grad_values
 from egcompile.frontend.importer import Binding, Constant, identifiers, import_fx
@@ -71,13 +71,18 @@ class Traced:
 
 
 def trace(
-    model: nn.Module | Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    model: nn.Module | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    opaque: bool = True,
 ) -> Traced:
     """Traces a call of `model`: sizes, dtypes, training mode and Python values are those of the example.
 
     Raises TraceError where a graph cannot say what the model does (control flow on data, an input changed
-    in place, hooks, custom autograd Functions), and UnsupportedOp for an ATen op outside the table; both
-    name the module path and the source line.
+    in place, hooks, custom autograd Functions), and UnsupportedOp for an op that no node can be; both name
+    the module path and the source line. An ATen op outside the table is an opaque node, which ATen runs and
+    differentiates; with `opaque=False` it raises UnsupportedOp too.
     """
     module = model if isinstance(model, nn.Module) else _Function(model)
     call = _Call.of(_signature(model), args, kwargs or {})
@@ -85,7 +90,7 @@ def trace(
     program = _export(module, *_without_aliases(list(state.values()), args, kwargs or {}))
     _refuse_mutation(program)
     parameters = _parameter_names(program, state)
-    imported = import_fx(program.graph_module, _bindings(program, parameters, call))
+    imported = import_fx(program.graph_module, _bindings(program, parameters, call), opaque=opaque)
     first = tuple(dict.fromkeys(parameters.values()))
     tensors = [state[name] for name in first]
     positions = itertools.count(len(first))
@@ -210,7 +215,7 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             program = _torch.export(module, args, kwargs)
             detach_no_grad_values(program.graph_module)
             cast_before_losses(program.graph_module)
-            return _torch.decompose(program, TABLE.keys())
+            return _torch.decompose(program, KEPT)
     except EgcompileError:
         raise
     except Exception as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +16,14 @@ from torch import fx
 from egcompile import ops
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
 from egcompile.frontend._torch import OpOverload
-from egcompile.frontend.aten import TABLE
+from egcompile.frontend.aten import KEPT, RANDOM, TABLE
 from egcompile.frontend.constants import Constants, leaf_of, nodes_in
+from egcompile.frontend.derivative import derivative_of
+from egcompile.frontend.opaque import opaque
 from egcompile.frontend.origins import origin_of
 from egcompile.ir import DTYPE_NAMES, Graph, Node, TensorType, ValueType
 from egcompile.ops import Kind
+from egcompile.ops.opdef import Derivative
 
 aten = torch.ops.aten
 
@@ -52,15 +57,16 @@ Binding = str | torch.Tensor | Constant
 """What a placeholder stands for: the input of that name, a constant tensor, or a Python value."""
 
 
-def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding]) -> FxGraph:
+def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding], *, opaque: bool = True) -> FxGraph:
     """Imports a functional ATen graph; `bindings` say what each placeholder stands for, in order.
 
     Placeholders bound to one name are one input. A constant tensor of equal elements becomes a `full`,
     any other an input behind the named ones. Every node must come out with the type of `meta["val"]`.
-    Raises UnsupportedOp for an op outside the table and TraceError for what no graph can hold; both
-    name the op, the module path and the source line.
+    An op outside the table, or one whose row does not take its arguments, becomes an opaque node, unless
+    `opaque` forbids it. Raises UnsupportedOp for an op that cannot be imported and TraceError for what no
+    graph can hold; both name the op, the module path and the source line.
     """
-    importer = _Importer(gm)
+    importer = _Importer(gm, opaque)
     values = iter(bindings)
     for node in gm.graph.nodes:
         match node.op:
@@ -96,12 +102,14 @@ def identifiers(names: Sequence[str]) -> list[str]:
 @dataclass
 class _Importer:
     gm: fx.GraphModule
+    opaque: bool
     values: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Node] = field(default_factory=dict)
     constants: dict[Node, torch.Tensor] = field(default_factory=dict)
     origins: dict[Node, frozenset[str]] = field(default_factory=dict)
     known: Constants = field(default_factory=Constants)
     marked: set[Node] = field(default_factory=set)
+    draws: Iterator[int] = field(default_factory=itertools.count)
 
     def bind(self, binding: Binding, node: fx.Node) -> Any:
         if isinstance(binding, Constant):
@@ -134,6 +142,8 @@ class _Importer:
             return values[index]
         if node.target in IGNORED:
             return None
+        if not isinstance(node.target, OpOverload):
+            raise UnsupportedOp(f"{node.target} is no ATen op, at {_place(node)}")
         try:
             return self._row(node)
         except (UnsupportedOp, TraceError) as error:
@@ -142,19 +152,31 @@ class _Importer:
             raise TraceError(f"{node.target} cannot be imported: {error}, at {_place(node)}") from error
 
     def _row(self, node: fx.Node) -> Any:
-        row = TABLE.get(node.target)
-        if row is None:
-            return self._outside_the_table(node)
+        assert isinstance(node.target, OpOverload)
         arguments = [self._value(argument) for argument in _in_schema_order(node)]
+        try:
+            result = self._native(node, node.target, arguments)
+        except UnsupportedOp:
+            if not self.opaque:
+                raise
+            result = self._opaque(node, node.target, arguments)
+        self._mark(result, arguments, origin_of(node.meta))
+        if isinstance(result, tuple):
+            return tuple(self.known.simplify(r) if isinstance(r, Node) else r for r in result)
+        return self.known.simplify(result)
+
+    def _native(self, node: fx.Node, target: OpOverload, arguments: Sequence[Any]) -> Any:
+        """What the table, or a value that depends on no input, makes of a call."""
+        if (row := RANDOM.get(node.target)) is not None:
+            row = functools.partial(row, next(self.draws))
+        elif (row := TABLE.get(node.target)) is None:
+            return self._outside_the_table(node, target, arguments)
         expected = _value_type(node)
         result = row(expected, *arguments)
         _verify(result, expected)
-        self._mark(result, arguments, origin_of(node.meta))
-        if isinstance(result, tuple):
-            return tuple(map(self.known.simplify, result))
-        return self.known.simplify(result)
+        return result
 
-    def _outside_the_table(self, node: fx.Node) -> Any:
+    def _outside_the_table(self, node: fx.Node, target: OpOverload, arguments: Sequence[Any]) -> Any:
         """Computed now if it depends on no input, such as index arithmetic on an `arange`."""
         if node.target in DATA_DEPENDENT:
             raise TraceError(
@@ -162,12 +184,20 @@ class _Importer:
             )
         if _is_dynamic(node.meta.get("val")):
             raise TraceError(f"the shape of what {node.target} gives depends on data")
-        if isinstance(node.target, OpOverload):
-            arguments = [self._value(argument) for argument in _in_schema_order(node)]
-            value = self.known.compute(node.target, arguments)
-            if value is not None:
-                return self.constant(value.to(node.meta["val"].device))
+        value = self.known.compute(target, arguments)
+        if value is not None:
+            return self.constant(value.to(node.meta["val"].device))
         raise UnsupportedOp(f"{node.target} has no row in the import table")
+
+    def _opaque(self, node: fx.Node, target: OpOverload, arguments: Sequence[Any]) -> Any:
+        """The call as a node that ATen runs."""
+        example = node.meta.get("val")
+        values = example if isinstance(example, (tuple, list)) else (example,)
+        expected = tuple(_tensor_type(node, v) for v in values if isinstance(v, torch.Tensor))
+        result = opaque(target, arguments, example, next(self.draws), _derivative(target))
+        results = result if isinstance(result, tuple) else (result,)
+        _verify(tuple(r for r in results if isinstance(r, Node)), expected)
+        return result
 
     def _value(self, argument: Any) -> Any:
         return fx.map_arg(argument, lambda n: self.values[n]) if _has_nodes(argument) else argument
@@ -197,6 +227,18 @@ class _Importer:
         inputs = (*self.inputs.values(), *self.constants)
         graph = Graph(inputs, tuple(outputs), origins=self.origins)
         return FxGraph(graph, tuple(self.constants.values()), tuple(slots))
+
+
+@functools.cache
+def _derivative(overload: OpOverload) -> Derivative:
+    return derivative_of(overload, tuple(KEPT), _import_derivative)
+
+
+def _import_derivative(gm: fx.GraphModule, names: Sequence[str]) -> Graph:
+    imported = import_fx(gm, names)
+    if imported.constants or len(imported.graph.outputs) != len(imported.outputs):
+        raise TraceError("it holds a tensor of its own")
+    return imported.graph
 
 
 def _in_schema_order(node: fx.Node) -> list[Any]:

@@ -80,5 +80,6 @@ from egcompile.ops.pointwise import (
     sub,
     where,
 )
+from egcompile.ops.random import dropout_mask
 from egcompile.ops.reduction import amax, amin, mean, sum
 from egcompile.ops.term import AttrFunction, AttrTerm, Pattern, Term, Var, dtype, is_pattern, shape

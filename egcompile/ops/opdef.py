@@ -38,6 +38,12 @@ Evaluate = Callable[..., Any]
 Definition = Callable[..., Any]
 """From operand nodes and attributes to a node, or a tuple of nodes for several outputs."""
 
+Derivative = Callable[[Node, Mapping[int, Node], Sequence[int]], dict[int, Node]]
+"""From a node, the cotangents of its outputs and positions of operands to the cotangents of these operands.
+
+Operands through which nothing flows are left out. Raises NoGradientRule.
+"""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -67,6 +73,8 @@ class OpDef:
     definition       the op in terms of simpler ones; rounding included
     nondifferentiable  operands through which no gradient flows
     flops            operand types -> floating-point operations (contractions; else the elements count)
+    derivative       of an *opaque* op, one that no rule knows: what builds its cotangents
+    random           each call draws anew; an attribute says which call it is, so that two stay two
     """
 
     name: str
@@ -81,6 +89,8 @@ class OpDef:
     samples: tuple[Sample, ...] = ()
     nondifferentiable: frozenset[str] = frozenset()
     flops: Callable[..., int] | None = None
+    derivative: Derivative | None = None
+    random: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attr_names", tuple(self.attrs))

@@ -11,8 +11,18 @@ from egcompile.frontend.aten.attention import ATTENTION
 from egcompile.frontend.aten.movement import MOVEMENT
 from egcompile.frontend.aten.nn import NN
 from egcompile.frontend.aten.pointwise import POINTWISE
+from egcompile.frontend.aten.random import RANDOM
 from egcompile.frontend.aten.reduction import CONTRACTION, REDUCTION
 
-TABLE: dict[Any, Any] = {**POINTWISE, **MOVEMENT, **REDUCTION, **CONTRACTION, **NN, **ATTENTION}
+TABLE: dict[Any, Any] = {
+    **POINTWISE,
+    **MOVEMENT,
+    **REDUCTION,
+    **CONTRACTION,
+    **NN,
+    **ATTENTION,
+}
+KEPT = frozenset({*TABLE, *RANDOM})
+"""The overloads that are imported whole: what no decomposition may take apart."""
 
-__all__ = ["TABLE"]
+__all__ = ["KEPT", "RANDOM", "TABLE"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,27 @@ def _sdpa(
     return reshape(y, out.shape)
 
 
+def masked_attention(
+    out: TensorType,
+    operands: tuple[Node, Node, Node],
+    attn_mask: Node | None,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
+    dropout: Callable[[Node], Node],
+) -> Node:
+    """Attention by its mathematics, with `dropout` of its weights."""
+    q, k, v = _four_axes(*operands, enable_gqa)
+    if attn_mask is not None:
+        mask = _four(attn_mask, out)
+    else:
+        size = (1, 1, q.shape[2], k.shape[2])
+        rows, columns = (ops.iota(shape=size, axis=axis, dtype=torch.int64) for axis in (2, 3))
+        true = ops.full(value=1.0, shape=size, dtype=torch.bool)
+        mask = ops.ge(rows, columns) if is_causal else true
+    return reshape(_masked(q, k, v, mask, scale, dropout), out.shape)
+
+
 def _four_axes(q: Node, k: Node, v: Node, enable_gqa: bool) -> tuple[Node, Node, Node]:
     """Operands as `[B, H, L, D]`: leading axes broadcast, then joined or added."""
     kept = 3 if enable_gqa else 2  # with grouped queries the head axes differ on purpose
@@ -62,7 +84,9 @@ def _four(mask: Node, out: TensorType) -> Node:
     return _join(broadcast(mask, (*out.shape[:-3], leading[-1], length, width)))
 
 
-def _masked(q: Node, k: Node, v: Node, mask: Node, scale: float) -> Node:
+def _masked(
+    q: Node, k: Node, v: Node, mask: Node, scale: float, dropout: Callable[[Node], Node] = lambda w: w
+) -> Node:
     """`softmax(scale q k^T + mask) v`, scores in fp32 at least; a bool mask keeps where it is true."""
     acc = accumulate_dtype(q.dtype)
     k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
@@ -73,7 +97,7 @@ def _masked(q: Node, k: Node, v: Node, mask: Node, scale: float) -> Node:
         scores = ops.where(kept, scores, operand(-math.inf, scores.tensor))
     else:
         scores = ops.add(scores, operand(mask, scores.tensor))
-    return ops.bmm(cast(safe_softmax(scores, 3), v.dtype), v)
+    return ops.bmm(dropout(cast(safe_softmax(scores, 3), v.dtype)), v)
 
 
 def _repeat_heads(x: Node, heads: int) -> Node:

@@ -165,23 +165,6 @@ def _detach(out: TensorType, x: Node) -> Node:
     return ops.stop_gradient(x) if x.dtype.is_floating_point else x
 
 
-def _dropout(out: TensorType, x: Operand, p: float, train: bool) -> Node:
-    _refuse_dropout(p, train)
-    return operand(x, out)
-
-
-def _native_dropout(
-    out: tuple[TensorType, ...], x: Operand, p: float, train: bool | None
-) -> tuple[Node, Node]:
-    _refuse_dropout(p, train is not False)
-    return operand(x, out[0]), operand(True, out[1])
-
-
-def _refuse_dropout(p: float, train: bool) -> None:
-    if train and p != 0:
-        raise UnsupportedOp(f"dropout with p={p} while training; call model.eval() or set p=0")
-
-
 def _is_nan(out: TensorType, x: Node) -> Node:
     return ops.ne(x, x)
 
@@ -273,8 +256,6 @@ POINTWISE: dict[Any, Any] = {
     aten.lift_fresh.default: _same,
     aten.copy.default: lambda out, x, source, *_: operand(source, out),
     aten.detach.default: _detach,
-    aten.dropout.default: _dropout,
-    aten.native_dropout.default: _native_dropout,
     # ---- another dtype ----
     aten._to_copy.default: _convert,
     aten.to.dtype: _convert,
