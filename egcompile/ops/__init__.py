@@ -19,6 +19,7 @@ from egcompile.ops.activation import (
 from egcompile.ops.attention import sdpa, sdpa_backward
 from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
 from egcompile.ops.contraction import bmm, contract_rows, matmul
+from egcompile.ops.convolution import convolution, convolution_transpose, convolution_weight_grad
 from egcompile.ops.core import full, input, iota, out
 from egcompile.ops.evaluate import call, evaluate, evaluate_nodes
 from egcompile.ops.fused import (

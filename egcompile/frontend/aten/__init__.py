@@ -8,6 +8,7 @@ schema, defaults filled in, tensors as nodes. The importer checks that the nodes
 from typing import Any
 
 from egcompile.frontend.aten.attention import ATTENTION
+from egcompile.frontend.aten.convolution import CONVOLUTION
 from egcompile.frontend.aten.movement import MOVEMENT
 from egcompile.frontend.aten.nn import NN
 from egcompile.frontend.aten.pointwise import POINTWISE
@@ -19,6 +20,7 @@ TABLE: dict[Any, Any] = {
     **MOVEMENT,
     **REDUCTION,
     **CONTRACTION,
+    **CONVOLUTION,
     **NN,
     **ATTENTION,
 }
