@@ -14,6 +14,7 @@ import torch
 from egcompile.config import logger
 from egcompile.derive import derive
 from egcompile.differentiable import dependent
+from egcompile.draws import with_draws_as_inputs, with_draws_as_outputs
 from egcompile.errors import TypeMismatch
 from egcompile.explain import explain
 from egcompile.ir.graph import Graph
@@ -65,6 +66,8 @@ class Plan:
         `volatile` are positions of inputs that the caller changes in place after a call.
         """
         self.graph = verify(graph)
+        self._whole = with_draws_as_outputs(graph)
+        self._draws = len(self._whole.outputs) - len(graph.outputs)
         self.target = target
         self.mode = mode
         types = [node.tensor for node in graph.inputs]
@@ -125,19 +128,24 @@ class Plan:
         with self._lock:
             if key not in self._compiled:
                 strides = {n: b.strides for n, b in zip(self._names, self.inputs) if not b.is_contiguous}
-                self._compiled[key] = compile_graph(self.graph, self.target, self.mode, *key, strides)
+                wanted = (*key[1], *(False,) * self._draws)
+                self._compiled[key] = compile_graph(
+                    self._whole, self.target, self.mode, needed, wanted, strides
+                )
             return self._compiled[key]
 
     def vjp(self, cotangents: Mask, needed: Mask) -> Vjp:
         """The gradients of the inputs `needed`, given cotangents of the outputs `cotangents`.
 
-        Its plan reads inputs and cotangents and no saved value, so that it can be differentiated again.
-        It is derived when first asked for.
+        Its plan reads inputs, cotangents and what was drawn at random, and no saved value, so that it can be
+        differentiated again. It is derived when first asked for. Raises NoGradientRule.
         """
         with self._lock:
             if (cotangents, needed) not in self._vjps:
+                graph = with_draws_as_inputs(self.graph, needed)
+                wants = (*needed, *(False,) * self._draws)
                 self._vjps[cotangents, needed] = VjpPlan(
-                    self, derive(self.graph, needed, cotangents, keep_stops=True)
+                    self, derive(graph, wants, cotangents, keep_stops=True)
                 )
             return self._vjps[cotangents, needed]
 
@@ -182,21 +190,31 @@ class Plan:
         lies = iter([backward.buffers[name] for name in backward.inputs[len(saved) :]])
         flows = _differentiable(self.graph, needed)
         taken = [position[name] for name in saved]
-        kept = _kept(compiled.derived)
-        places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept)))}
+        first = len(forward.inputs)
+        drawn = range(first + len(outputs), first + len(outputs) + self._draws)
+        kept = {i: i for i in self._kept(compiled.derived)} | {first + i: p for i, p in enumerate(drawn)}
+        places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept.values())))}
         return Executable(
             module.forward,
             module.backward,
             outputs,
             saved=tuple(places),
             taken=len(taken),
-            kept={p: places[p] for p in kept},
+            kept={i: places[p] for i, p in kept.items()},
             copied=tuple(self._volatile.intersection(places)),
             constant=tuple(i for i, flow in enumerate(flows) if not flow),
-            cotangents=tuple(None if ct is None else next(lies) for ct in compiled.derived.cotangents),
+            cotangents=tuple(
+                None if ct is None else next(lies) for ct in compiled.derived.cotangents[: len(outputs)]
+            ),
             vjp=self.vjp,
             mispredicted=functools.partial(self._mispredicted, needed),
         )
+
+    def _kept(self, derived: Joint) -> tuple[int, ...]:
+        """The inputs that a vjp may read: for these gradients, and for outputs without a cotangent here."""
+        roots = [g for g in derived.gradients if g is not None]
+        roots += [y for y, ct in zip(self.graph.outputs, derived.cotangents) if ct is None]
+        return _reached(roots, derived.primals)
 
     # ---- looking ----
     @property
@@ -208,7 +226,7 @@ class Plan:
     def forward(self) -> Graph:
         """The outputs from the inputs, as optimized."""
         return Graph(
-            self.joint.primals, self.joint.outputs, self.graph.output_names, self.joint.graph.origins
+            self.joint.primals, self.joint.outputs, self._whole.output_names, self.joint.graph.origins
         )
 
     @property
@@ -257,9 +275,10 @@ class VjpPlan:
         self._read = _reached(outputs, derived.primals)
         cotangents = [ct for ct in derived.cotangents if ct is not None]
         inputs = (*(derived.primals[i] for i in self._read), *cotangents)
-        strides = [of.inputs[i].strides for i in self._read] + [
-            contiguous_strides(ct.shape) for ct in cotangents
-        ]
+        lie = [b.strides for b in of.inputs]
+        strides = [
+            lie[i] if i < len(lie) else contiguous_strides(derived.primals[i].shape) for i in self._read
+        ] + [contiguous_strides(ct.shape) for ct in cotangents]
         names = tuple(
             f"d_{p.attr('name')}" for p, g in zip(derived.primals, derived.gradients) if g is not None
         )
@@ -279,13 +298,6 @@ def _differentiable(graph: Graph, needed: Sequence[bool]) -> Mask:
     sources = [node for node, need in zip(graph.inputs, needed, strict=True) if need]
     found = dependent(graph.nodes, sources)
     return tuple(node in found for node in graph.outputs)
-
-
-def _kept(derived: Joint) -> tuple[int, ...]:
-    """The inputs that a vjp may read: for these gradients, and for outputs without a cotangent here."""
-    roots = [g for g in derived.gradients if g is not None]
-    roots += [y for y, ct in zip(derived.outputs, derived.cotangents, strict=True) if ct is None]
-    return _reached(roots, derived.primals)
 
 
 def _reached(roots: Iterable[Node], inputs: Sequence[Node]) -> tuple[int, ...]:

@@ -296,3 +296,39 @@ def test_detached_values_are_constants_in_every_order() -> None:
         return x * x.exp().detach() + x**3
 
     close(derivatives(compile(function, fullgraph=True)), derivatives(function))
+
+
+def dropout_loss(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout(torch.tanh(x @ w), 0.5).sin().sum()
+
+
+def test_dropout_draws_once_for_every_order() -> None:
+    """With one seed, the gradient under create_graph is the same function of the same draw."""
+    x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((64, 32), (32, 16)))
+    compiled = compile(dropout_loss, fullgraph=True)
+    torch.manual_seed(1)
+    first = torch.autograd.grad(compiled(x, w), (x, w))
+    torch.manual_seed(1)
+    again = torch.autograd.grad(compiled(x, w), (x, w), create_graph=True)
+    close(again, first)
+    torch.manual_seed(2)
+    other = torch.autograd.grad(compiled(x, w), (x, w))
+    assert not torch.equal(other[0], first[0])
+
+    def gradient(w: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return torch.autograd.grad(compiled(x, w), w, create_graph=True)[0]
+
+    direction = torch.randn_like(w)
+    (product,) = torch.autograd.grad((gradient(w) * direction).sum(), w)
+    step = 1e-6 * direction
+    difference = (gradient(w + step) - gradient(w - step)) / 2e-6
+    torch.testing.assert_close(product, difference, rtol=1e-5, atol=1e-6)
+
+
+def test_two_dropouts_are_two_draws() -> None:
+    x = torch.ones(1000, dtype=torch.float64)
+    a, b = compile(lambda x: (F.dropout(x, 0.5), F.dropout(x, 0.5)), fullgraph=True)(x)
+    assert not torch.equal(a, b)
+    assert 350 < int((a == 0).sum()) < 650
+    assert set(a.tolist()) == {0.0, 2.0}

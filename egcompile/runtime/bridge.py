@@ -22,7 +22,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 Vjp = Callable[[Sequence[Tensor | None], Sequence[Tensor | None]], Gradients]
-"""From inputs (None where not in `Executable.kept`) and cotangents (None where there is none)."""
+"""From inputs and draws (None where not in `Executable.kept`) and cotangents (None where there is none)."""
 
 
 def _no_backward(*masks: Mask) -> Any:
@@ -38,7 +38,7 @@ class Executable:
     outputs      types of the plan's outputs
     saved        what is kept for the backward, as positions in (*inputs, *forward's results)
     taken        how many of these, the first ones, `backward` takes
-    kept         inputs that `vjp` reads -> their places in `saved`
+    kept         what `vjp` reads, inputs and behind them what was drawn at random -> its place in `saved`
     copied       inputs that change after the call and that the backward reads: it gets a copy
     constant     outputs through which no gradient flows, as positions
     cotangents   how the cotangent of each output lies in memory; None for one that the backward has not
@@ -126,7 +126,7 @@ def _by_vjp(
     executable: Executable, saved: list[Tensor], cotangents: tuple[Tensor | None, ...], needed: Mask
 ) -> Gradients:
     """The gradients by the plan's vjp, which starts from the inputs and can be differentiated again."""
-    inputs: list[Tensor | None] = [None] * len(needed)
+    inputs: list[Tensor | None] = [None] * max(len(needed), 1 + max(executable.kept, default=0))
     for position, place in executable.kept.items():
         inputs[position] = saved[place]
     return executable.vjp(tuple(ct is not None for ct in cotangents), needed)(inputs, cotangents)
