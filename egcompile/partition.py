@@ -15,7 +15,7 @@ from egcompile.ir.node import Node
 
 @dataclass(frozen=True)
 class Partition:
-    """forward, backward: kernels. saved: primals, then values that the forward writes, read by the backward."""
+    """Kernels of the forward and of the backward; `saved`: primals and written values that those read."""
 
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]

@@ -34,10 +34,8 @@ def unfused(table: Choices, known: Facts) -> Plan:
     return _assemble(table, pick, lambda n: known.viewable[n], alone)
 
 
-def greedy(
-    table: Choices, known: Facts, candidates: Sequence[Candidate], costs: Costs
-) -> Plan:
-    """The cheapest e-node a class, seen alone; then whatever has one reader that can compute it is inlined."""
+def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs: Costs) -> Plan:
+    """The cheapest e-node a class, seen alone; then what has one reader that can compute it is inlined."""
     pick = _cheapest(table, known, costs)
     readers = _readers(table, pick)
     around = {n: kernel for kernel in candidates for n in kernel.nodes}
@@ -136,9 +134,8 @@ def _alone(table: Choices, known: Facts, costs: Costs, n: int) -> float:
         return 0.0
     if site.role is Role.PROJECTION:
         return costs.write(site.type)
-    reads = sum(
-        costs.read(site, p, known.buffer(k)) for p, k in enumerate(table.operands[n]) if not _constant(table, k)
-    )
+    operands = enumerate(table.operands[n])
+    reads = sum(costs.read(site, p, known.buffer(k)) for p, k in operands if not _constant(table, k))
     write = 0.0 if isinstance(site.type, tuple) else costs.write(site.type)
     if site.role in OWNERS:
         return costs.kernel(site) + reads + write

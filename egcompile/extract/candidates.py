@@ -179,7 +179,7 @@ class Kernels:
         return bool(kernel.nodes)
 
     def _edges(self, kernel: Candidate, n: int, usable: dict[int, list[Edge]]) -> bool:
-        table, known, root = self.table, self.known, kernel.nodes[0]
+        known, root = self.known, kernel.nodes[0]
         edges = []
         kernel.constants[n] = []
         for position, k in self._operands(n):

@@ -82,13 +82,13 @@ def _reachable(egraph: EGraph) -> dict[int, list[ENode]]:
     return found
 
 
-def _derivable(nodes: dict[int, list[ENode]], banned: Iterable[int], given: Iterable[int] = ()) -> dict[int, int]:
-    """The classes that can be computed, in an order in which they can be; `given` are there to begin with."""
+def _derivable(nodes: dict[int, list[ENode]], banned: Iterable[int]) -> dict[int, int]:
+    """The classes that can be computed without the `banned` ones, numbered in an order in which they can."""
     waiting: dict[int, list[list[int]]] = {}
     order: dict[int, int] = {}
-    queue: deque[int] = deque(given)
+    queue: deque[int] = deque()
     refused = set(banned)
-    known = set(queue)
+    known: set[int] = set()
     for c, alternatives in nodes.items():
         for n in alternatives:
             missing = [k for k in dict.fromkeys(n.operands) if k not in known]
@@ -188,7 +188,8 @@ def _tables(egraph: EGraph, nodes: dict[int, list[ENode]], order: dict[int, int]
         for c in sorted(component, key=order.__getitem__):
             position[c] = len(position)
 
-    table = Choices(egraph.joint, list(position), [], [], [], [], [], [], [], [], [position[c] for c in egraph.roots])
+    roots = [position[c] for c in egraph.roots]
+    table = Choices(egraph.joint, list(position), [], [], [], [], [], [], [], [], roots)
     numbered: dict[tuple[object, ...], int] = {}
     for c in position:
         table.types.append(egraph.classes[c].type)
@@ -233,5 +234,3 @@ def _original(
 
 def _attr_keys(attrs: tuple[Attr, ...]) -> tuple[object, ...]:
     return tuple((type(a), a.hex() if isinstance(a, float) else a) for a in attrs)
-
-

@@ -20,9 +20,7 @@ Cut = tuple[int, ...]
 class Decoder:
     """Reads plans out of solutions of one program."""
 
-    def __init__(
-        self, table: Choices, known: Facts, kernels: Sequence[Candidate], at: Variables
-    ) -> None:
+    def __init__(self, table: Choices, known: Facts, kernels: Sequence[Candidate], at: Variables) -> None:
         self.table, self.known, self.kernels, self.at = table, known, kernels, at
         self.edges: list[dict[int, list[Edge]]] = []
         self.constants: list[dict[int, list[tuple[int, int]]]] = []

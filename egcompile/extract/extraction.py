@@ -79,8 +79,8 @@ class Stats:
             f"{self.mode}: {self.kernels} kernels, {self.cost:.1f} us predicted, gap {self.gap:.1%}, "
             f"{self.seconds:.2f} s; unfused {self.unfused_kernels} kernels, {self.unfused_cost:.1f} us; "
             f"greedy {self.greedy_kernels} kernels, {self.greedy_cost:.1f} us; "
-            f"{self.live} live choices in {self.classes} classes, {self.nodes} e-nodes; {self.variables} variables, "
-            f"{self.parts} parts, {self.solved} solved, {self.cuts} cuts"
+            f"{self.live} live choices in {self.classes} classes, {self.nodes} e-nodes; "
+            f"{self.variables} variables, {self.parts} parts, {self.solved} solved, {self.cuts} cuts"
         )
 
 
@@ -143,7 +143,7 @@ def extract(
     stats = Stats(
         mode=mode,
         seconds=time.perf_counter() - start,
-        gap=0.0 if solution is None else (solution.objective - solution.bound) / max(solution.objective, 1e-9),
+        gap=0.0 if solution is None else solution.gap,
         classes=len(table.nodes),
         nodes=len(table.enodes),
         live=table.live,

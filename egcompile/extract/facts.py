@@ -1,4 +1,4 @@
-"""What holds of classes and e-nodes in every plan: layouts, views, row spaces, phases, and what may be written."""
+"""What holds of classes and e-nodes in every plan: layouts, views, row spaces, phases, places to write."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def _layouts(
                 break
         site = table.sites[n]
         of_inputs[c] = any(
-            table.role(m) is Role.INPUT or (table.role(m) is Role.MOVEMENT and of_inputs[table.operands[m][0]])
+            table.role(m) is Role.INPUT
+            or (table.role(m) is Role.MOVEMENT and of_inputs[table.operands[m][0]])
             for m in nodes
         )
         known = [b for b in operands if b is not None]
@@ -191,7 +192,10 @@ def _writable(
             or depth[c] % LONGEST_CHAIN == LONGEST_CHAIN - 1
             or any(_wants(table, viewable, carried, wanted, c, loops, m, p) for m, p in readers)
         )
-    return [wanted[c] and any(writes(table, viewable, evaluable, n) for n in table.nodes[c]) for c in range(count)]
+    return [
+        want and any(writes(table, viewable, evaluable, n) for n in nodes)
+        for want, nodes in zip(wanted, table.nodes)
+    ]
 
 
 def _wants(
@@ -277,5 +281,3 @@ def _phases(table: Choices, depends: list[int]) -> tuple[list[bool], list[bool]]
             seeds |= 1 << table.owner[n]
     forward = [bool(forward_classes >> c & 1) for c in range(len(depends))]
     return forward, [bool(d & seeds) for d in depends]
-
-

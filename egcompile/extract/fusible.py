@@ -61,9 +61,7 @@ class Site:
     role: Role
 
     @staticmethod
-    def make(
-        op: OpDef, attrs: tuple[Attr, ...], operands: tuple[ValueType, ...], type: ValueType
-    ) -> Site:
+    def make(op: OpDef, attrs: tuple[Attr, ...], operands: tuple[ValueType, ...], type: ValueType) -> Site:
         return Site(op, attrs, operands, type, _role(op, attrs, operands))
 
     @staticmethod

@@ -63,5 +63,3 @@ _MEMORY_ORDER = {"sdpa": {0: 0}, "sdpa_backward": {0: 0, 1: 1, 2: 2}}
 def dense(buffer: Buffer) -> Buffer:
     """Fresh memory in the same order: what a kernel writes where a view would have been."""
     return Buffer(buffer.type, dense_strides(buffer.type.shape, buffer.strides))
-
-

@@ -1,4 +1,4 @@
-"""A plan over the tables: which kernels run, what each computes, reads and writes; its cost and its cycles."""
+"""A plan over the tables: kernels, what each computes, reads and writes; its cost, cycles and layouts."""
 
 from __future__ import annotations
 
@@ -70,8 +70,7 @@ def cost(plan: Plan, table: Choices, known: Facts, costs: Costs) -> float:
             reduction = site.role in (Role.ROW_REDUCTION, Role.REDUCTION)
             total += costs.work(site, table.tensor(table.operands[n][0] if reduction else c).numel)
         for k in kernel.reads:
-            readers = [*kernel.computed.values()] if root.role in LOOPS else [kernel.node, *kernel.computed.values()]
-            n = next(n for n in readers if k in table.operands[n])
+            n = next(n for n in (kernel.node, *kernel.computed.values()) if k in table.operands[n])
             total += costs.read(table.sites[n], table.operands[n].index(k), known.buffer(k))
         for c in kernel.writes:
             total += costs.write(table.types[c])
@@ -83,7 +82,8 @@ def cost(plan: Plan, table: Choices, known: Facts, costs: Costs) -> float:
 def cycles(plan: Plan, table: Choices) -> list[list[tuple[str, int, int]]]:
     """Rings of kernels that wait for each other, at most one through each kernel of several outputs.
 
-    A ring is a list of ("write", kernel index, class), ("read", kernel index, class), ("view", class, e-node).
+    A ring is a list of ("write", kernel, class), ("read", kernel, class), ("view", class, e-node), kernels
+    by index.
     """
     index = {id(kernel): -1 - i for i, kernel in enumerate(plan.kernels)}
     successors: dict[int, list[int]] = {c: [index[id(k)]] for c, k in plan.written.items()}

@@ -14,8 +14,10 @@ Every constraint is a clause "if this, then one of these", or "at most one of th
     one X[n] a class        one row space a kernel
 
 so no constant in it is larger than 1. What is said of X[n] follows for whole numbers from the rest; it keeps
-the relaxation from computing a class by halves in several kernels, each with half of its operands. Costs: a launch a root,
-bytes a read and a written class, work an E[K,n]: recomputing and rereading are paid in each kernel.
+the relaxation from computing a class by halves in several kernels, each with half of its operands.
+
+Costs: a launch a root, bytes a read and a written class, work an E[K,n]: recomputing and rereading are paid
+in each kernel that does it.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class Builder:
         return self.program, self.at
 
     def _dominators(self) -> None:
-        """What every plan computes and has in memory; then, of the rest, what several e-nodes of a class need.
+        """What every plan computes and has in memory; of the rest, what several e-nodes of a class need.
 
         These follow from the other clauses for whole numbers, but not in the relaxation.
         """
@@ -281,5 +283,3 @@ class Builder:
                     program.implies(at.written[c], *loops)
                 sources.append(at.written[c])
             program.implies(at.memory[c], *sources)
-
-

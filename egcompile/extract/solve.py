@@ -39,6 +39,11 @@ class Solution:
     parts: int
     solved: int
 
+    @property
+    def gap(self) -> float:
+        """Of the objective to the bound, relative to the former."""
+        return (self.objective - self.bound) / self.objective if self.objective > self.bound else 0.0
+
 
 def solve(program: Program, seed: Sequence[int] | None, time_limit: float) -> Solution:
     """The best values; those of `seed` for a part that the time was too short for.
