@@ -1,4 +1,4 @@
-"""Views against PyTorch's: a movement is a view exactly where PyTorch has one, with its strides and offset."""
+"""Views against PyTorch's: a movement is a view where PyTorch has one, with its strides and offset."""
 
 import pytest
 import torch
