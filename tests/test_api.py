@@ -332,3 +332,18 @@ def test_two_dropouts_are_two_draws() -> None:
     assert not torch.equal(a, b)
     assert 350 < int((a == 0).sum()) < 650
     assert set(a.tolist()) == {0.0, 2.0}
+
+
+def test_batch_norm_keeps_its_statistics() -> None:
+    """Buffers changed in place come out as eager leaves them, and carry no gradient."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).double()
+    twin = copy.deepcopy(model)
+    compiled = compile(twin, fullgraph=True)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    for _ in range(3):
+        for owner, run in ((model, model), (twin, compiled)):
+            owner.zero_grad()
+            run(x).square().mean().backward()
+    close(dict(twin.state_dict()), dict(model.state_dict()))
+    close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+    assert not any(buffer.requires_grad for buffer in twin.buffers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import traceback
@@ -260,6 +261,26 @@ def fake_call(overload: OpOverload, types: Sequence[TensorType], assemble: Assem
             raise TypeMismatch(f"{overload} of {', '.join(map(str, types))}: {error}") from error
 
 
+def outputs_with_gradients(
+    overload: OpOverload, types: Sequence[TensorType], assemble: Assemble
+) -> list[bool]:
+    """Whether each tensor that a call gives has a gradient with respect to some operand."""
+    found: list[bool] = []
+    with _fakes(types) as tensors, torch.enable_grad():
+        for operand in tensors:
+            if not operand.dtype.is_floating_point:
+                continue
+            operand.requires_grad_()
+            args, kwargs = assemble(tensors, _CPU)
+            try:
+                flags = [value.requires_grad for value in tensors_in(overload(*args, **kwargs))]
+            except RuntimeError:  # an operand that PyTorch refuses a gradient, such as a running mean
+                flags = []
+            found = [a or b for a, b in itertools.zip_longest(found, flags, fillvalue=False)]
+            operand.requires_grad_(False)
+    return found
+
+
 @contextlib.contextmanager
 def _fakes(types: Sequence[TensorType]) -> Iterator[list[torch.Tensor]]:
     """Tensors of these types without memory, in a mode of their own."""
@@ -294,11 +315,11 @@ def trace_gradients(
         cts = dict(zip(cotangents, values[len(types) + len(ys) :], strict=True))
         pairs = [(ys[i], ct) for i, ct in cts.items() if ys[i].requires_grad]
         if not pairs:
-            return ()
+            return tuple(ys)
         roots, weights = zip(*pairs, strict=True)
         found = torch.autograd.grad(roots, [xs[i] for i in operands], weights, allow_unused=True)
         flows.extend(i for i, g in zip(operands, found, strict=True) if g is not None)
-        return tuple(g for g in found if g is not None)
+        return *ys, *(g for g in found if g is not None)
 
     results = tensors_in(fake_call(overload, types, assemble))
     each = [*types, *map(TensorType.of, results), *(TensorType.of(results[i]) for i in cotangents)]
@@ -307,7 +328,7 @@ def trace_gradients(
             for i in operands:
                 values[i].requires_grad_()
             gm = make_fx(gradients)(*values)
-        _take_results(gm, overload, len(types))
+        _take_results(gm, len(types), len(results))
         composite, python = _split_decomp_table_to_cia_and_python_decomp(_decompositions(keep))
         with _fakes(each) as values, torch.no_grad(), _override_composite_implicit_decomp(composite):
             table: Any = python
@@ -326,21 +347,16 @@ def trace_gradients(
     return functional, flows
 
 
-def _take_results(gm: fx.GraphModule, overload: OpOverload, operands: int) -> None:
-    """Reads the results of the first call of `overload`, which is the forward's, from the inputs."""
+def _take_results(gm: fx.GraphModule, operands: int, results: int) -> None:
+    """Reads the op's results, which the graph returns first, from its inputs, and returns the rest only."""
     _remove_names(gm)
+    output = gm.graph.output_node()
+    returned: Sequence[Any] = output.args[0]  # type: ignore[assignment]
     inputs = gm.graph.find_nodes(op="placeholder")
-    calls = gm.graph.find_nodes(op="call_function", target=overload)
-    if calls:
-        call, given = calls[0], iter(inputs[operands:])
-        example = call.meta["val"]
-        if isinstance(example, torch.Tensor):
-            call.replace_all_uses_with(next(given))
-        else:
-            of = [next(given) if isinstance(value, torch.Tensor) else None for value in example]
-            for item in list(call.users):
-                if (result := of[item.args[1]]) is not None:
-                    item.replace_all_uses_with(result)
+    output.args = (tuple(returned[results:]),)
+    for node, given in zip(returned[:results], inputs[operands:], strict=False):
+        if isinstance(node, fx.Node) and node.op == "call_function":
+            node.replace_all_uses_with(given)
     gm.graph.eliminate_dead_code(_is_wanted)
     gm.recompile()
 

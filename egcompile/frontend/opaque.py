@@ -22,7 +22,7 @@ from egcompile.errors import TypeMismatch, UnsupportedOp
 from egcompile.frontend import _torch
 from egcompile.frontend._torch import OpOverload
 from egcompile.ir import Node, TensorType, ValueType
-from egcompile.ops import Kind, OpDef, register
+from egcompile.ops import Kind, OpDef, register, stop_gradient
 from egcompile.ops.opdef import Derivative
 
 aten = torch.ops.aten
@@ -55,8 +55,25 @@ def opaque(
     node = op(*operands, **attrs, **({"key": key} if op.random else {}))
     if isinstance(example, Tensor):
         return node
-    outputs: Iterator[Node] = iter(node) if count > 1 else iter((node,))
+    outputs = iter(_without_false_gradients(overload, tuple(node) if count > 1 else (node,), text, operands))
     return tuple(next(outputs) if isinstance(value, Tensor) else value for value in example)
+
+
+def _without_false_gradients(
+    overload: OpOverload, outputs: Sequence[Node], text: str, operands: Sequence[Node]
+) -> Iterator[Node]:
+    """Outputs that PyTorch gives no gradient, such as BatchNorm's new running mean, are detached."""
+    flows = _flows(overload, text, tuple(operand.tensor for operand in operands))
+    for i, output in enumerate(outputs):
+        constant = output.dtype.is_floating_point and not (i < len(flows) and flows[i])
+        yield stop_gradient(output) if constant else output
+
+
+@functools.lru_cache(maxsize=4096)
+def _flows(overload: OpOverload, text: str, types: tuple[TensorType, ...]) -> list[bool]:
+    return _torch.outputs_with_gradients(
+        overload, types, lambda tensors, device: arguments_of(overload, text, tensors, device)
+    )
 
 
 @functools.cache
