@@ -18,6 +18,15 @@ from egcompile.ops.activation import (
 )
 from egcompile.ops.attention import sdpa, sdpa_backward
 from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
+from egcompile.ops.channel_norm import (
+    batch_moments,
+    batch_norm,
+    batch_norm_sums,
+    group_moments,
+    group_norm,
+    group_norm_sums,
+    group_norm_terms,
+)
 from egcompile.ops.contraction import bmm, contract_rows, matmul
 from egcompile.ops.convolution import convolution, convolution_transpose, convolution_weight_grad
 from egcompile.ops.core import full, input, iota, out

@@ -8,6 +8,7 @@ schema, defaults filled in, tensors as nodes. The importer checks that the nodes
 from typing import Any
 
 from egcompile.frontend.aten.attention import ATTENTION
+from egcompile.frontend.aten.channel_norm import CHANNEL_NORM
 from egcompile.frontend.aten.convolution import CONVOLUTION
 from egcompile.frontend.aten.movement import MOVEMENT
 from egcompile.frontend.aten.nn import NN
@@ -21,6 +22,7 @@ TABLE: dict[Any, Any] = {
     **REDUCTION,
     **CONTRACTION,
     **CONVOLUTION,
+    **CHANNEL_NORM,
     **NN,
     **ATTENTION,
 }
