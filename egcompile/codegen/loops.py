@@ -220,6 +220,7 @@ class _Renderer:
 
     def finish(self) -> None:
         """After the rows: the partials go to memory, or are the result."""
+        self.tile.scopes[0].axes |= {self.rows, self.cols}
         for p in self.nest.partials:
             value = self.reducer.across(p.node, self.accumulators[p.node], self.rows)
             if p.total and self.spans_cols(p):

@@ -83,8 +83,13 @@ class Reducer:
         if not (self.rows_vector if axis is self.rows else self.cols_vector):
             axes = value.axes - {axis} | within
             return self.tile.emit(Value("{0}", (value,), value.dtype, axes, value.hint))
-        dim = 1 if axis is self.cols and not self.flat else 0
-        keep = "" if self.flat else ", keep_dims=True"
+        others = value.axes & {self.rows, self.cols} - {axis}
+        if self.flat:
+            dim, keep = "0", ""
+        elif others:
+            dim, keep = str(int(axis is self.cols)), ", keep_dims=True"
+        else:
+            dim, keep = "None", ""  # down to a scalar
         name = node.op.name
         if name in _SUMS:
             template = f"tl.sum({{0}}, axis={dim}{keep})"

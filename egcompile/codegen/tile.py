@@ -14,6 +14,7 @@ import torch
 
 from egcompile.codegen.index import Axis, Index, offset, operand_index
 from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise
+from egcompile.codegen.source import span
 from egcompile.codegen.text import Block, Line, Value
 from egcompile.errors import CompileError
 from egcompile.ir.node import Node
@@ -101,8 +102,20 @@ class Tile:
     def load(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
         name, buffer = self.pointers[node]
         where = offset(index, buffer.strides)
-        mask = self.mask(where.axes, guard)
+        axes = where.axes
+        if guard is not None and not guard.axes <= axes:
+            # The guard changes along axes on which the address does not depend.
+            if where.low >= 0 and where.high <= span(buffer):
+                guard = None
+            else:
+                axes |= guard.axes
+        mask = self.mask(axes, guard)
         pointer, operands = self._pointer(name, where)
+        if guard is not None and axes != where.axes:
+            operands = (
+                self.emit(Value("tl.where({0}, {1}, 0)", (guard, self.index(where)), None, axes, "offset")),
+            )
+            pointer = f"{name} + {{0}}"
         template = f"tl.load({pointer})"
         if mask is not None:
             template = f"tl.load({pointer}, mask={{{len(operands)}}}, other={_nothing(buffer.type.dtype)})"
@@ -110,8 +123,8 @@ class Tile:
         acc = accumulate_dtype(node.dtype)
         if buffer.type.dtype != acc:
             template += f".to({TL_DTYPES[acc]})"
-        zero = frozenset(axis for axis in where.axes if self.axes[axis].mask is not None)
-        return self.emit(Value(template, operands, acc, where.axes, node.attr("name"), zero, inline=False))
+        zero = frozenset(axis for axis in axes if self.axes[axis].mask is not None)
+        return self.emit(Value(template, operands, acc, axes, node.attr("name"), zero, inline=False))
 
     def store(self, name: str, buffer: Buffer, index: Indices, value: Value) -> None:
         """Writes `value` at `index` of an argument, rounding to its dtype, where all its axes are bound."""
@@ -210,8 +223,11 @@ class Tile:
         size = node.inputs[0].shape[axis]
         where = index[axis] + (-before)
         source = where.digit(step, 0) if step > 1 else where
+        zero = literal(0.0, accumulate_dtype(node.dtype))
+        if where.high < 0 or where.low > (size - 1) * step or (not where.terms and where.const % step):
+            return zero
         inside = self._within(where, (size - 1) * step + 1)
-        if step > 1:
+        if step > 1 and where.terms:
             on_step = Value(f"{{0}} % {step} == 0", (self.index(where),), torch.bool, where.axes, "on_step")
             inside.append(self.emit(on_step))
         condition = self.both(*inside)
@@ -220,7 +236,7 @@ class Tile:
             return self.value(node.inputs[0], moved, guard)
         both = self.both(condition, *([guard] if guard is not None else []))
         value = self.value(node.inputs[0], moved, both)
-        return self.select(condition, value, literal(0.0, accumulate_dtype(node.dtype)))
+        return self.select(condition, value, zero)
 
     def _cat(self, node: Node, index: Indices, guard: Value | None) -> Value:
         """Each part within its own span of the axis; lanes outside a part's span do not load it."""
