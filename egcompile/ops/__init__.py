@@ -90,6 +90,7 @@ from egcompile.ops.pointwise import (
     sub,
     where,
 )
+from egcompile.ops.pooling import max_pool2d, max_pool2d_backward, max_pool2d_pick
 from egcompile.ops.random import dropout_mask
 from egcompile.ops.reduction import amax, amin, mean, sum
 from egcompile.ops.term import AttrFunction, AttrTerm, Pattern, Term, Var, dtype, is_pattern, shape

@@ -1,6 +1,7 @@
-"""The derivatives of convolutions: each is linear in both operands, and the three ops give each other's.
+"""The derivatives of convolutions and of pooling.
 
-In the weight both have the same gradient, with the operands' roles exchanged.
+A convolution is linear in both operands, and three ops give each other's derivatives. In the weight the
+transposed one has the same gradient, with the operands' roles exchanged.
 """
 
 from __future__ import annotations
@@ -8,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from egcompile.ops import TensorType, convolution, convolution_transpose, convolution_weight_grad
+from egcompile.ops import (
+    TensorType,
+    convolution,
+    convolution_transpose,
+    convolution_weight_grad,
+    max_pool2d,
+    max_pool2d_backward,
+    max_pool2d_pick,
+)
 from egcompile.ops.convolution import Sizes, transposed_padding
 from egcompile.ops.term import Pattern
 from egcompile.rules.rule import vjp
@@ -61,3 +70,23 @@ def _weight_grad(
 vjp(convolution, _convolution, derived={"kernel": ("ints", _kernel), "extra": ("ints", _extra)})
 vjp(convolution_transpose, _transpose, derived={"kernel": ("ints", _kernel)})
 vjp(convolution_weight_grad, _weight_grad, derived={"extra": ("ints", _extra_of_weight_grad)})
+
+
+# ---- max pooling: linear, once the largest elements are known ----
+def _pool(x: Pattern, kernel: Any, s: Any, p: Any, d: Any, ceil_mode: Any, ys: Any, ct: Pattern) -> Pattern:
+    return max_pool2d_backward(x, ys[1], ct, kernel, s, p, d, ceil_mode)
+
+
+vjp(max_pool2d, _pool)
+vjp(
+    max_pool2d_backward,
+    lambda x, i, y, kernel, s, p, d, ceil, ct: (
+        None,
+        None,
+        max_pool2d_pick(ct, i, kernel, s, p, d, ceil),
+    ),
+)
+vjp(
+    max_pool2d_pick,
+    lambda x, i, kernel, s, p, d, ceil, ct: (max_pool2d_backward(x, i, ct, kernel, s, p, d, ceil), None),
+)

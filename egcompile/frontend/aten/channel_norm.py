@@ -102,11 +102,11 @@ def _by_running(
 ) -> tuple[Node, Node, Node]:
     acc = accumulate_dtype(x.dtype)
     rstd = _rstd(cast(variance, acc), eps)
-    saved = (
+    saved_mean, saved_rstd = (
         _statistic(value, t) if math.prod(t.shape) else operand(0.0, t)  # of no elements on a CPU
         for value, t in zip((mean, rstd), out[1:3], strict=True)
     )
-    return _normalized(x, mean, rstd, weight, bias), *saved
+    return _normalized(x, mean, rstd, weight, bias), saved_mean, saved_rstd
 
 
 def _functional(
