@@ -159,7 +159,7 @@ def extract(
         greedy_kernels=len(quick.kernels),
         greedy_cost=cost(quick, table, known, costs),
     )
-    return _extraction(egraph, table, plan, layouts, stats)
+    return _extraction(egraph, table, plan, layouts, stats, strides or {})
 
 
 def _exact(
@@ -192,7 +192,12 @@ def _exact(
 
 
 def _extraction(
-    egraph: EGraph, table: Choices, plan: Plan, layouts: dict[int, Layout], stats: Stats
+    egraph: EGraph,
+    table: Choices,
+    plan: Plan,
+    layouts: dict[int, Layout],
+    stats: Stats,
+    strides: Mapping[str, tuple[int, ...]],
 ) -> Extraction:
     picks = plan.picks(table)
     nodes = _rebuild(table, picks)
@@ -221,7 +226,8 @@ def _extraction(
     )
     buffers = {nodes[c]: layout[0] for c, layout in layouts.items() if c in nodes}
     for node in graph.inputs:
-        buffers.setdefault(node, Buffer.contiguous(node.tensor))
+        given = strides.get(str(node.attr("name")))
+        buffers[node] = Buffer.contiguous(node.tensor) if given is None else Buffer(node.tensor, given)
     views = {nodes[c]: nodes[table.operands[n][0]] for c, n in plan.viewed.items()}
     return Extraction(rebuilt, kernels, views, buffers, stats)
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from egcompile.api import optimize, trace
+from egcompile.api import compile, optimize, trace
 from egcompile.frontend import Traced
 from egcompile.plan import Plan
 from tests.models import CASES
@@ -72,7 +73,7 @@ def test_a_step_is_as_right_as_eager(name: str, mode: str) -> None:
     assert plan.kernels and all("@triton.jit" in kernel.source for kernel in plan.kernels)
 
 
-@pytest.mark.parametrize("name", ["residual_block", "llama"])
+@pytest.mark.parametrize("name", ["residual_block", pytest.param("llama", marks=pytest.mark.slow)])
 def test_training_beside_eager(name: str) -> None:
     model, inputs = CASES[name].make(torch.float32)
     twin = copy.deepcopy(model)
@@ -113,3 +114,30 @@ def test_second_order_through_kernels() -> None:
 
     ours = penalty(loss_of(run(plan, traced, inputs)))
     torch.testing.assert_close(ours, penalty(loss_of(model(*inputs))), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(6, 4, 5).permute(2, 0, 1),
+        torch.randn(5, 1, 4).expand(5, 6, 4),
+        torch.randn(5, 6, 8)[..., ::2],
+        torch.randn(5 * 6 * 4 + 3)[3:].view(5, 6, 4),
+    ],
+    ids=["permuted", "expanded", "strided", "offset"],
+)
+def test_inputs_as_they_lie(x: Tensor) -> None:
+    """Kernels read an input through its strides, which are part of what is compiled."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.gelu(x).sum(1).softmax(-1) * x.mean(1)
+
+    torch.compiler.reset()
+    compiled = compile(function, fullgraph=True, options={"target": "cuda:90"})
+    x = x.detach().requires_grad_()
+    ours, theirs = compiled(x), function(x)
+    ct = torch.randn_like(theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, x, ct), torch.autograd.grad(theirs, x, ct), rtol=1e-5, atol=1e-6
+    )
