@@ -58,13 +58,15 @@ def optimize(
     for an unknown target or mode, and, once the plan is looked at or called, the errors of the pipeline.
     """
     chosen = mode_of(mode)
-    if isinstance(graph, Traced):
-        needed = graph.requires_grad if needed is None else needed
-        graph = graph.graph
     if target is None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return Plan(graph, Target.of(device), chosen, needed)
-    return Plan(graph, Target.parse(target), chosen, needed)
+        found = Target.of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    else:
+        found = Target.parse(target)
+    if isinstance(graph, Graph):
+        return Plan(graph, found, chosen, needed)
+    needed = graph.requires_grad if needed is None else needed
+    changed = [index for index, _ in graph.mutated]
+    return Plan(graph.graph, found, chosen, needed, graph.strides, changed)
 
 
 __all__ = ["compile", "optimize", "trace"]

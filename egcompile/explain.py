@@ -11,7 +11,7 @@ from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
 from egcompile.pipeline import Compiled, launches
-from egcompile.schedule.kernel import Program, Schedule
+from egcompile.schedule.kernel import Schedule
 
 MOST = 40
 """Lines of one section; the rest are counted."""
@@ -117,18 +117,14 @@ def _saved(schedule: Schedule) -> list[str]:
     if schedule.backward is None:
         return []
     kept = [name for name in schedule.saved if name not in schedule.forward.inputs]
-    sizes = {name: _bytes(schedule.backward, name) for name in kept}
-    inputs = len(schedule.saved) - len(kept)
-    total = f"{_size(sum(sizes.values()))} in {len(sizes)} values, beside {inputs} inputs"
-    largest = sorted(sizes, key=lambda name: -sizes[name])
+    types = {name: schedule.backward.buffers[name].type for name in kept}
+    total = _size(sum(type.nbytes for type in types.values()))
+    alike = Counter((name.rstrip("0123456789"), type) for name, type in types.items())
+    largest = sorted(alike.items(), key=lambda item: -item[0][1].nbytes * item[1])
     return [
-        total,
-        *(f"{name}: {schedule.backward.buffers[name].type}, {_size(sizes[name])}" for name in largest),
+        f"{total} in {len(kept)} values, beside {len(schedule.saved) - len(kept)} inputs",
+        *(f"{count} x {stem}: {type}, {_size(type.nbytes)} each" for (stem, type), count in largest),
     ]
-
-
-def _bytes(program: Program, name: str) -> int:
-    return program.buffers[name].type.nbytes
 
 
 def _size(count: float) -> str:
