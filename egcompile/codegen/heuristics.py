@@ -81,6 +81,8 @@ def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
     if shape.rows * shape.cols <= (2**16 if read_again else 2**13):
         return True
     programs = shape.rows if shape.along_cols else shape.rows // 32
+    if not read_again:
+        return programs >= 4 * target.sms
     return programs >= target.sms // 2 and (shape.along_cols or shape.cols <= 8192)
 
 

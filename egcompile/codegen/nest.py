@@ -145,6 +145,14 @@ def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[
     return nest, left, anchor
 
 
+def holds_rows(reduction: Node, kernel: Kernel, target: Target, config: Config | None) -> bool:
+    """Whether a nest around this reduction would have a program hold whole rows of it."""
+    layout = _layout(reduction, "rows", kernel)
+    shape = Shape(layout.rows.size, layout.cols.size, 0, layout.along_cols)
+    settings = _settings(layout, shape, False, target, config)
+    return keeps_rows(shape, True, target) and settings.block_cols >= layout.cols.size
+
+
 def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
     """Whether something larger than the reduction is computed from it."""
     reached = {reduction}

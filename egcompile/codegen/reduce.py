@@ -32,7 +32,10 @@ class Reducer:
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
         self.tile, self.rows, self.cols = tile, nest.rows, nest.cols
-        self.rows_vector, self.cols_vector = nest.config.block_rows > 1, nest.config.block_cols > 1
+        # A guard on a scalar index would be a scalar mask for a tile; a tile of one row is none.
+        guarded = bool(nest.walk.guarded)
+        self.rows_vector = nest.config.block_rows > 1 or guarded
+        self.cols_vector = nest.config.block_cols > 1 or guarded
         self.flat = not (self.rows_vector and self.cols_vector)
         self.absorbed = _absorbed(nest.kernel)
         self.taken: set[str] = set()

@@ -127,7 +127,7 @@ class Phases:
     def close(self, scope: Scope, inner: Scope) -> None:
         self.tile.scopes.pop()
         config = self.nest.config
-        span = f"0, {self.nest.cols.size}, {'BLOCK_COLS' if config.block_cols > 1 else 1}"
+        span = f"0, {self.nest.cols.size}, {'BLOCK_COLS' if self.reducer.cols_vector else 1}"
         header = f"for start in range({span}):"
         if config.num_stages > 1:
             header = f"for start in tl.range({span}, num_stages={config.num_stages}):"

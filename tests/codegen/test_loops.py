@@ -16,6 +16,7 @@ from egcompile.ops import (
     add_rms_norm,
     amax,
     amin,
+    batch_moments,
     broadcast_to,
     cast,
     constant,
@@ -333,3 +334,13 @@ def test_statistics_of_low_precision_rows_are_wide() -> None:
     y, rstd = run(kernel, [x])
     torch.testing.assert_close(y, torch.ones_like(y))
     torch.testing.assert_close(rstd, torch.full_like(rstd, 1 / 200.0))
+
+
+def test_moments_in_one_pass_do_not_cancel() -> None:
+    channels_last = (2400, 1, 80, 4)
+    for strides in ([None], [channels_last]):
+        kernel = build(lambda x: batch_moments(x), "f32[40,4,30,20]", strides=strides)
+        assert source(kernel).text.count("tl.load(x_ptr") == 3  # the rows once, and a first element twice
+        check(kernel, low=1000.0, high=1001.0, rtol=1e-4, atol=1e-6)
+    wide = build(lambda x: group_norm(x, constant(1.0, reshape(sum(x, (0, 2, 3)), (8,))), 4), "f32[3,8,5,6]")
+    check(wide, NARROW, low=1000.0, high=1001.0, rtol=1e-3, atol=1e-3)

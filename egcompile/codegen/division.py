@@ -8,7 +8,8 @@ from egcompile.codegen.gemm import render_contraction
 from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
 from egcompile.codegen.loops import render_nest
-from egcompile.codegen.nest import Nest, choose_nest
+from egcompile.codegen.moments import one_pass
+from egcompile.codegen.nest import Nest, choose_nest, holds_rows
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
@@ -63,6 +64,8 @@ class _Division:
                 function = pointwise_function(self.function_name(role), part, self.target, self.take_config())
                 self.steps.append(function)
             return
+        if moments := one_pass(kernel, lambda mean: holds_rows(mean, kernel, self.target, self.config)):
+            kernel = _replace(kernel, moments)
         nest, left, anchor = choose_nest(kernel, self.target, self.config)
         if nest is None:
             self.store_first(kernel, anchor, role)
@@ -153,16 +156,25 @@ def _restrict(kernel: Kernel, outputs: Sequence[int]) -> Kernel:
     return Kernel(kernel.name, body, kernel.inputs, tuple(kernel.outputs[i] for i in outputs))
 
 
+def _replace(kernel: Kernel, values: Mapping[Node, Node]) -> Kernel:
+    """The kernel with some nodes replaced, in each other's replacements too."""
+    new: dict[Node, Node] = {}
+    for node in topological(kernel.body.outputs):
+        if node in values:
+            new[node] = values[node]
+            continue
+        inputs = tuple(new[i] for i in node.inputs)
+        attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
+        new[node] = node if inputs == node.inputs else node.op(*inputs, **attrs)
+    body = Graph(kernel.body.inputs, tuple(new[o] for o in kernel.body.outputs), kernel.body.output_names)
+    return Kernel(kernel.name, body, kernel.inputs, kernel.outputs)
+
+
 def _with_leaves(
     kernel: Kernel, values: Mapping[Node, Node], leaves: Mapping[Node, Node], buffers: Sequence[Buffer]
 ) -> Kernel:
     """The kernel with some nodes replaced, and the inputs that the replacements read."""
-    new: dict[Node, Node] = dict(values)
-    for node in kernel.body.nodes:
-        if node not in new:
-            inputs = tuple(new[i] for i in node.inputs)
-            attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
-            new[node] = node if inputs == node.inputs else node.op(*inputs, **attrs)
+    kernel = _replace(kernel, values)
     inputs = (*kernel.body.inputs, *leaves.values())
-    body = Graph(inputs, tuple(new[o] for o in kernel.body.outputs), kernel.body.output_names)
+    body = Graph(inputs, kernel.body.outputs, kernel.body.output_names)
     return Kernel(kernel.name, body, (*kernel.inputs, *buffers), kernel.outputs)
