@@ -34,8 +34,8 @@ class Reducer:
         self.tile, self.rows, self.cols = tile, nest.rows, nest.cols
         # A guard on a scalar index would be a scalar mask for a tile; a tile of one row is none.
         guarded = bool(nest.walk.guarded)
-        self.rows_vector = nest.config.block_rows > 1 or guarded
-        self.cols_vector = nest.config.block_cols > 1 or guarded
+        self.rows_vector = nest.config.block_rows > 1 or (guarded and self.rows.size > 1)
+        self.cols_vector = nest.config.block_cols > 1 or (guarded and self.cols.size > 1)
         self.flat = not (self.rows_vector and self.cols_vector)
         self.absorbed = _absorbed(nest.kernel)
         self.taken: set[str] = set()
