@@ -13,6 +13,7 @@ from egcompile.config import checking, logger
 from egcompile.derive import derive
 from egcompile.extract import Extraction, extract
 from egcompile.extract.extraction import Mode
+from egcompile.extract.layout import cotangent_strides
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.verify import verify_joint
@@ -82,6 +83,7 @@ def compile_graph(
 
     derived = timed("derive", lambda: derive(graph, needed, cotangents))
     _check(derived, "derive")
+    strides = {**strides, **cotangent_strides(derived, strides)}
     egraph, report = timed("saturate", lambda: saturate(derived))
     extraction = timed("extract", lambda: extract(egraph, target, mode=mode, strides=strides))
     _check(extraction.joint, "extract")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from egcompile.extract.choices import Choices
 from egcompile.extract.fusible import LOOPS, Role, Space, fusible
-from egcompile.extract.layout import results, view
+from egcompile.extract.layout import is_channels_last, results, view
 from egcompile.ir.buffer import Buffer
 
 LONGEST_CHAIN = 32
@@ -103,9 +103,10 @@ def _layouts(
             for m in nodes
         )
         known = [b for b in operands if b is not None]
-        layouts[c] = _layout(site.role, table, n, known, strides)
-        if c in outputs and site.role in LOOPS:
-            layouts[c] = (Buffer.contiguous(table.tensor(c)),)
+        layout = _layout(site.role, table, n, known, strides)
+        if c in outputs and site.role in LOOPS and not is_channels_last(layout[0]):
+            layout = (Buffer.contiguous(table.tensor(c)),)
+        layouts[c] = layout
     done = [b for b in layouts if b is not None]
     viewable = [False] * len(table.enodes)
     for n, site in enumerate(table.sites):

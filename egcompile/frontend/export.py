@@ -19,7 +19,7 @@ from egcompile.frontend import _torch
 from egcompile.frontend.aten import KEPT
 from egcompile.frontend.autocast import cast_before_losses
 from egcompile.frontend.grad_mode import detach_no_grad_values
-from egcompile.frontend.importer import Binding, Constant, identifiers, import_fx
+from egcompile.frontend.importer import Binding, Constant, FxGraph, identifiers, import_fx
 from egcompile.ir import Graph, TensorType
 
 
@@ -34,6 +34,9 @@ class Traced:
     requires_grad  for every input, whether its example requires a gradient
     arguments      for each flattened argument, the input that it is, or the `Constant` it must be
     outputs        for each flattened result, an index into `graph.outputs`, or `Constant`
+    mutated        (index of a buffer among the inputs, index of its new value among `graph.outputs`) for
+                   each buffer that the model changes in place; whoever runs the graph writes them back
+    strides        how each input's example lies in memory
     """
 
     graph: Graph
@@ -43,6 +46,8 @@ class Traced:
     requires_grad: tuple[bool, ...]
     arguments: tuple[int | Constant, ...]
     outputs: tuple[int | Constant, ...]
+    mutated: tuple[tuple[int, int], ...]
+    strides: tuple[tuple[int, ...], ...]
     _call: _Call
     _out_spec: _torch.TreeSpec
 
@@ -65,6 +70,10 @@ class Traced:
         """The model's result from the values of `graph.outputs`."""
         leaves = [slot.value if isinstance(slot, Constant) else values[slot] for slot in self.outputs]
         return _torch.unflatten(leaves, self._out_spec)
+
+    def to_networkx(self) -> Any:
+        """As `Graph.to_networkx`."""
+        return self.graph.to_networkx()
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -93,17 +102,21 @@ def trace(
     imported = import_fx(program.graph_module, _bindings(program, parameters, call), opaque=opaque)
     first = tuple(dict.fromkeys(parameters.values()))
     tensors = [state[name] for name in first]
+    values = [*tensors, *call.tensors, *imported.constants]
     positions = itertools.count(len(first))
+    mutated = _mutated(program, parameters, imported)
     return Traced(
         graph=imported.graph,
         parameters=first,
         state=tuple(tensors),
         constants=imported.constants,
-        requires_grad=tuple(x.requires_grad for x in (*tensors, *call.tensors, *imported.constants)),
+        requires_grad=tuple(x.requires_grad for x in values),
         arguments=tuple(
             next(positions) if isinstance(leaf, Tensor) else Constant(leaf) for leaf in call.leaves
         ),
-        outputs=imported.outputs,
+        outputs=imported.outputs[len(mutated) :],
+        mutated=mutated,
+        strides=tuple(x.stride() for x in values),
         _call=call,
         _out_spec=_torch.out_spec(program),
     )
@@ -227,11 +240,21 @@ def _refuse_mutation(program: ExportedProgram) -> None:
     if signature.user_inputs_to_mutate:
         inputs = ", ".join(signature.user_inputs_to_mutate.values())
         raise TraceError(f"the model changes its input {inputs} in place; clone it first")
-    changed = [*signature.buffers_to_mutate.values(), *_torch.parameters_to_mutate(program).values()]
-    if changed:
-        raise UnsupportedOp(
-            f"the model changes {', '.join(changed)} in place; call eval() where that stops it (BatchNorm)"
-        )
+    if changed := [*_torch.parameters_to_mutate(program).values()]:
+        raise UnsupportedOp(f"the model changes its parameter {', '.join(changed)} in place")
+
+
+def _mutated(
+    program: ExportedProgram, parameters: Mapping[str, str], imported: FxGraph
+) -> tuple[tuple[int, int], ...]:
+    """Buffers changed in place: the program returns their new values first."""
+    first = list(dict.fromkeys(parameters.values()))
+    changed = []
+    for slot, name in zip(imported.outputs, program.graph_signature.buffers_to_mutate.values()):
+        if not isinstance(slot, int):
+            raise TraceError(f"the model makes its buffer {name} a constant")
+        changed.append((first.index(parameters[name]), slot))
+    return tuple(changed)
 
 
 def _parameter_names(program: ExportedProgram, state: Mapping[str, Tensor]) -> dict[str, str]:

@@ -36,6 +36,7 @@ def positive(text: str) -> Tensor:
 
 X, Y = "f64[3,4]", "f64[4]"
 IDS = "i64[2,3]"
+IMAGE = "f64[2,4,5,6]"
 
 
 def unary(*more: Any) -> list[tuple[Any, ...]]:
@@ -269,6 +270,35 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.nll_loss_forward.default: [
         (t("f64[6,5]"), targets(), None, reduction, -100) for reduction in (0, 1, 2)
     ],
+    aten.convolution.default: [
+        (t(IMAGE), t("f64[6,2,3,2]"), t("f64[6]"), [2, 1], [1, 0], [1, 2], False, [0, 0], 2),
+        (t(IMAGE), t("f64[4,1,3,3]"), None, [1], [1], [1], False, [0], 4),
+        (t(IMAGE), t("f64[4,3,3,2]"), t("f64[6]"), [2, 2], [1, 0], [1, 2], True, [1, 0], 2),
+        (t("f64[2,3,7]"), t("f64[5,3,3]"), t("f64[5]"), [2], [0], [1], False, [0], 1),
+        (t("f64[2,3,7]"), t("f64[3,5,3]"), t("f64[5]"), [2], [0], [1], True, [0], 1),
+        (t("f64[2,2,4,5,3]"), t("f64[3,2,2,3,1]"), None, [1] * 3, [0, 1, 2], [1] * 3, False, [0] * 3, 1),
+    ],
+    aten.max_pool2d_with_indices.default: [
+        (t(IMAGE), [3, 2], [2, 2], [1, 1]),
+        (t("f64[4,5,6]"), [2], [], [0], [2], True),
+    ],
+    aten.avg_pool2d.default: [(t("f64[2,3,4,6]"), [2, 3]), (t("f64[3,4,6]"), [2], [2])],
+    aten._adaptive_avg_pool2d.default: [(t(IMAGE), [1, 1]), (t("f64[3,4,6]"), [2, 6])],
+    aten.upsample_nearest2d.vec: [(t(IMAGE), None, [2.0, 3.0]), (t(IMAGE), [10, 12], None)],
+    aten.group_norm.default: [(t(IMAGE), 2, t(Y), t(Y)), (t("f64[3,4]"), 4, None, None, 0.1)],
+    aten.native_group_norm.default: [
+        (t(IMAGE), t(Y), t(Y), 2, 4, 30, 2, 1e-5),
+        (t("f32[2,4,30]"), None, None, 2, 4, 30, 1, 1e-5),
+    ],
+    aten._native_batch_norm_legit_functional.default: [
+        (t(image), t(Y), t(Y), t(Y), positive(Y), training, 0.1, 1e-5)
+        for image in (IMAGE, "f64[3,4]")
+        for training in (True, False)
+    ],
+    aten._native_batch_norm_legit.no_stats: [(t(IMAGE), None, t(Y), True, 0.1, 1e-5)],
+    aten._native_batch_norm_legit_no_training.default: [
+        (t("f32[2,4,3]"), t("f32[4]"), None, t("f32[4]"), positive("f32[4]"), 0.1, 1e-5)
+    ],
     aten.mse_loss.default: [(t(X), t(X)), (t(X), t(Y), 0), (t(X), t(X), 2)],
     aten.scaled_dot_product_attention.default: [
         (t("f64[2,4,6,8]"), t("f64[2,4,5,8]"), t("f64[2,4,5,8]")),
@@ -290,6 +320,13 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
 
 NO_DERIVATIVE = {prims.convert_element_type.default, aten.copy.default}
 """In PyTorch itself, where they stand below autograd."""
+
+
+RUNNING = {
+    aten._native_batch_norm_legit_functional.default: (3, 4),
+    aten._native_batch_norm_legit_no_training.default: (3, 4),
+}
+"""Arguments that may not require a gradient."""
 
 
 def test_every_row_has_a_case() -> None:
@@ -346,7 +383,7 @@ def gradients(outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
 )
 def test_row(op: Any, case: tuple[Any, ...]) -> None:
     args, kwargs = (case[:-1], case[-1]) if case and isinstance(case[-1], dict) else (case, {})
-    for tensor in flat(args):
+    for tensor in flat([x for i, x in enumerate(args) if i not in RUNNING.get(op, ())]):
         tensor.requires_grad_(tensor.dtype.is_floating_point)
     expected = op(*args, **kwargs)
     imported, inputs = import_call(op, args, kwargs, expected)

@@ -1,4 +1,4 @@
-"""Rows for batch and group norms. ATen lets no gradient through the statistics that it returns."""
+"""Rows for batch and group norms."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def _scale(x: Node, weight: Node | None, value: float) -> Node:
 
 
 def _statistic(value: Node, out: TensorType) -> Node:
+    """A batch's statistic as it is returned: ATen lets no gradient through it."""
     return ops.stop_gradient(cast(reshape(value, out.shape), out.dtype))
 
 
@@ -54,8 +55,9 @@ def _native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Node, ...]:
+    """ATen differentiates these statistics, unlike those of other norms."""
     y, *statistics = _group_norm_outputs(x, weight, bias, groups, eps)
-    return y, *(_statistic(s, t) for s, t in zip(statistics, out[1:], strict=True))
+    return y, *(cast(reshape(s, t.shape), t.dtype) for s, t in zip(statistics, out[1:], strict=True))
 
 
 def _normalized(x: Node, mean: Node, rstd: Node, weight: Node | None, bias: Node | None) -> Node:
