@@ -41,6 +41,12 @@ def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs:
     around = {n: kernel for kernel in candidates for n in kernel.nodes}
     edges = {id(kernel): _by_node(kernel) for kernel in candidates}
 
+    def inlinable(kernel: Candidate, edge: Edge) -> bool:
+        """Whether the picked e-node can be computed there, and what it cannot read is picked so too."""
+        picked = pick[edge.operand]
+        inner = edges[id(kernel)].get(picked, ())
+        return picked in edge.inline and all(e.readable or inlinable(kernel, e) for e in inner)
+
     def single(n: int) -> PlannedKernel:
         kernel = around[n]
         planned = PlannedKernel(kernel.root, n)
@@ -53,12 +59,11 @@ def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs:
                 planned.computed[table.owner[constant]] = constant
                 planned.inlined.add((m, position))
             for edge in edges[id(kernel)].get(m, ()):
-                picked = pick[edge.operand]
-                alone = picked in edge.inline and readers[edge.operand] == 1
+                alone = readers[edge.operand] == 1 and inlinable(kernel, edge)
                 if edge.readable and not alone:
                     planned.reads[edge.operand] = None
                 else:
-                    stack.append(picked if picked in edge.inline else edge.inline[0])
+                    stack.append(pick[edge.operand])
                     planned.inlined.add((m, edge.position))
         return planned
 

@@ -23,6 +23,7 @@ in each kernel that does it.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +34,7 @@ from egcompile.extract.choices import Choices
 from egcompile.extract.cost import EACH_NODE, Costs
 from egcompile.extract.dominators import bits, needs, node_computed, node_stored
 from egcompile.extract.facts import Facts
-from egcompile.extract.fusible import OWNERS, Role
+from egcompile.extract.fusible import LOOPS, OWNERS, Role
 
 
 @dataclass(slots=True)
@@ -92,13 +93,14 @@ class Builder:
         self.table, self.known, self.kernels, self.costs = table, known, kernels, costs
         self.program = Program()
         self.at = Variables()
-        self.writers: dict[int, list[int]] = defaultdict(list)
+        self.writers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # class -> (kernel, variable)
 
     def build(self) -> tuple[Program, Variables]:
         self._picks()
         for index in range(len(self.kernels)):
             self._kernel(index)
         self._memory()
+        self._somewhere()
         for root in dict.fromkeys(self.table.roots):
             self.program.implies(None, self.at.memory[root])
         self._dominators()
@@ -175,6 +177,27 @@ class Builder:
         write = 0.0 if isinstance(type, tuple) else self.costs.write(type)
         return self.costs.kernel(self.table.sites[n]) + write
 
+    def _somewhere(self) -> None:
+        """What is picked is computed in some kernel or is a view, and so is each operand of it."""
+        at = self.at
+        made: dict[int, list[int]] = defaultdict(list)
+        within: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, kernel in enumerate(self.kernels):
+            for nodes in kernel.members.values():
+                for n in nodes:
+                    made[n].append(at.computed[index, n])
+            for edge in kernel.edges:
+                within[edge.node, edge.operand].extend(at.computed[index, m] for m in edge.inline)
+        for n, variable in at.picked.items():
+            if self.table.role(n) not in LOOPS:
+                continue
+            viewed = [at.viewed[n]] if n in at.viewed else []
+            self.program.implies(variable, *made[n], *viewed)
+            for k in dict.fromkeys(self.table.operands[n]):
+                if self._picked(k):
+                    memory = [at.memory[k]] if k in at.memory else []
+                    self.program.implies(variable, *memory, *within[n, k])
+
     def _kernel(self, index: int) -> None:
         kernel, table, at, program = self.kernels[index], self.table, self.at, self.program
         for c, nodes in kernel.members.items():
@@ -200,9 +223,9 @@ class Builder:
                     at.space[index, n] = space
                     program.implies(at.computed[index, n], space)
         if not kernel.owner:
-            self.writers[kernel.root].extend(at.computed[index, n] for n in kernel.nodes)
+            self.writers[kernel.root].extend((index, at.computed[index, n]) for n in kernel.nodes)
         for c in kernel.storable:
-            self.writers[c].append(self._covered(index, c))
+            self.writers[c].append((index, self._covered(index, c)))
 
     def _read_anyway(self, index: int) -> None:
         """What a kernel reads by whichever e-nodes it computes a class: tightens the relaxation again."""
@@ -251,15 +274,27 @@ class Builder:
             return at.covered[key]
         at.covered[key] = variable = program.variable()
         program.implies(variable, *(at.computed[index, m] for m in kernel.members[c]))
-        through = []
-        for edge in kernel.covering[c]:
-            reader = self.table.owner[edge.node]
-            direct = reader == kernel.root
-            through.append(at.computed[index, edge.node] if direct else self._covered(index, reader))
-        program.implies(variable, *through)
+        program.implies(variable, *(self._through(index, edge) for edge in kernel.covering[c]))
         if any(self.table.enodes[e.node].op.name == "expand" for e in kernel.covering[c]):
             rows = [at.computed[index, n] for nodes in kernel.spaces.values() for n in nodes]
             program.implies(variable, *rows)
+        return variable
+
+    def _through(self, index: int, edge: Edge) -> int:
+        """A reader is computed whole in K, by that e-node, with that operand inside."""
+        kernel, at = self.kernels[index], self.at
+        reader = self.table.owner[edge.node]
+        if reader == kernel.root:
+            whole = at.computed[index, edge.node]
+        else:
+            whole = self._covered(index, reader)
+        alternatives = (*kernel.members.get(reader, ()), *kernel.members[edge.operand])
+        if len(alternatives) <= 2:
+            return whole
+        variable = self.program.variable()
+        self.program.implies(variable, whole)
+        self.program.implies(variable, at.computed[index, edge.node])
+        self.program.implies(variable, *(at.computed[index, m] for m in edge.inline))
         return variable
 
     def _memory(self) -> None:
@@ -276,10 +311,23 @@ class Builder:
                     sources.append(at.viewed[n])
                     program.implies(at.viewed[n], at.memory[table.operands[n][0]])
                     program.implies(at.viewed[n], at.picked[n])
-            if writers := self.writers.get(c):
+            writers = self.writers.get(c, ())
+            self._own_writes(c, sources, writers)
+            if writers:
                 at.written[c] = program.variable(self.costs.write(table.types[c]))
-                program.implies(at.written[c], *writers)
+                program.implies(at.written[c], *(v for _, v in writers))
                 if loops := [at.picked[n] for n in table.loops(c) if n in at.picked]:
                     program.implies(at.written[c], *loops)
                 sources.append(at.written[c])
             program.implies(at.memory[c], *sources)
+
+    def _own_writes(self, c: int, sources: list[int], writers: Sequence[tuple[int, int]]) -> None:
+        """A kernel does not read what it writes itself; of two readers, only one can have written."""
+        reading = [i for i in dict.fromkeys(i for i, _ in writers) if (i, c) in self.at.read]
+        for i in reading:
+            others = (v for j, v in writers if j != i)
+            self.program.implies(self.at.read[i, c], *sources, *others)
+        for i, j in itertools.combinations(reading, 2):
+            others = (v for k, v in writers if k not in (i, j))
+            readers = (self.at.read[i, c], self.at.read[j, c])
+            self.program.implies(readers, self.at.memory[c], *sources, *others)

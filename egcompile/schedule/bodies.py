@@ -22,7 +22,7 @@ _SILENT = ("cast", "stop_gradient")
 
 
 class Kernels:
-    """Kernels by what they compute: equal work on equal layouts is one kernel, however often it is launched."""
+    """Kernels by what they compute: equal work on equal layouts is one kernel, launched often."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Kernel] = {}
@@ -45,7 +45,7 @@ class Kernels:
 
 
 def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
-    """What a kernel writes, in an order that depends on its body alone: the root's outputs, then operands'."""
+    """What a kernel writes, in an order that its body alone decides: the root's outputs, then operands'."""
     inside = {node: i for i, node in enumerate(plan.nodes)}
     own = [n for n in plan.writes if n is plan.root or n not in inside]
     own.sort(key=lambda n: n.attr("index") if n.op.kind is Kind.PROJECTION else 0)
@@ -101,5 +101,3 @@ def _words(plan: KernelPlan, body: Graph) -> str:
     if len(words) > MOST_WORDS:
         words = [*words[: MOST_WORDS - 1], words[-1]]
     return "_".join(words)
-
-
