@@ -284,10 +284,7 @@ class Builder:
         """A reader is computed whole in K, by that e-node, with that operand inside."""
         kernel, at = self.kernels[index], self.at
         reader = self.table.owner[edge.node]
-        if reader == kernel.root:
-            whole = at.computed[index, edge.node]
-        else:
-            whole = self._covered(index, reader)
+        whole = at.computed[index, edge.node] if reader == kernel.root else self._covered(index, reader)
         alternatives = (*kernel.members.get(reader, ()), *kernel.members[edge.operand])
         if len(alternatives) <= 2:
             return whole

@@ -58,24 +58,21 @@ class _Emitter:
     ) -> Program:
         returned = [node for node in outputs if node is not None]
         steps: list[Step] = []
-        held: dict[Node, None] = dict.fromkeys(inputs)
-        for kernel in order(
-            kernels, self._base, map(self._base, returned), inputs, lambda k: self.rank.get(k.root, 0)
-        ):
+        present: dict[Node, None] = dict.fromkeys(inputs)
+        kept = [*map(self._base, returned), *self.extraction.joint.primals]  # the caller has the primals
+        for kernel in order(kernels, self._base, kept, inputs, lambda k: self.rank.get(k.root, 0)):
             for node in kernel.reads:
-                self._view(node, held, steps)
-            steps.append(self._step(kernel, held))
+                self._view(node, present, steps)
+            steps.append(self._step(kernel, present))
         for node in returned:
-            self._view(node, held, steps)
-        buffers = {self.names[node]: self._buffer(node) for node in held}
-        kept = {self.names[node] for node in returned}
-        if name == "forward":  # the caller holds the primals anyway
-            kept |= {self.names[node] for node in inputs}
+            self._view(node, present, steps)
+        buffers = {self.names[node]: self._buffer(node) for node in present}
+        kept_names = {self.names[node] for node in (*returned, *(inputs if name == "forward" else ()))}
         return Program(
             name,
             tuple(self.names[node] for node in inputs),
             tuple(None if node is None else self.names[node] for node in outputs),
-            tuple(_with_frees(steps, kept, [self.names[node] for node in inputs])),
+            tuple(_with_frees(steps, kept_names, [self.names[node] for node in inputs])),
             buffers,
         )
 
@@ -85,14 +82,14 @@ class _Emitter:
     def _buffer(self, node: Node) -> Buffer:
         return self.extraction.buffers[node]
 
-    def _view(self, node: Node, held: dict[Node, None], steps: list[Step]) -> None:
-        if node not in held:
-            held[node] = None
+    def _view(self, node: Node, present: dict[Node, None], steps: list[Step]) -> None:
+        if node not in present:
+            present[node] = None
             steps.append(View(self.names[self._base(node)], self._buffer(node), self.names[node]))
 
-    def _step(self, plan: KernelPlan, held: dict[Node, None]) -> Step:
+    def _step(self, plan: KernelPlan, present: dict[Node, None]) -> Step:
         root = plan.root
-        held.update(dict.fromkeys(plan.writes))
+        present.update(dict.fromkeys(plan.writes))
         if root.op.kind not in _ATEN:
             kernel, inputs, outputs = self.kernels.of(plan, self.extraction.buffers)
             known = self.extraction.joint.graph.origins

@@ -25,7 +25,7 @@ def forward(*outputs: Node) -> Joint:
 
 def joint(outputs: Sequence[Node], cotangents: Sequence[Node], gradients: dict[Node, Node]) -> Joint:
     """`gradients` maps primals to what is returned for them; other inputs than cotangents are primals."""
-    found = [n for n in topological([*outputs, *gradients.values()]) if n.op is input]
+    found = [n for n in topological([*outputs, *gradients.values(), *gradients]) if n.op is input]
     primals = tuple(n for n in found if n not in cotangents)
     returned = tuple(gradients.get(p) for p in primals)
     graph = Graph((*primals, *cotangents), (*outputs, *(g for g in returned if g is not None)))

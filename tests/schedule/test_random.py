@@ -1,4 +1,4 @@
-"""Any legal plan computes what the joint graph does: random graphs, equalities and costs, run step by step."""
+"""Any legal plan computes what the joint graph does: random graphs, equalities and costs, run by steps."""
 
 import pytest
 import torch
