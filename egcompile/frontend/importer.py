@@ -57,16 +57,20 @@ Binding = str | torch.Tensor | Constant
 """What a placeholder stands for: the input of that name, a constant tensor, or a Python value."""
 
 
-def import_fx(gm: fx.GraphModule, bindings: Sequence[Binding], *, opaque: bool = True) -> FxGraph:
+def import_fx(
+    gm: fx.GraphModule, bindings: Sequence[Binding], *, opaque: bool = True, constants: bool = True
+) -> FxGraph:
     """Imports a functional ATen graph; `bindings` say what each placeholder stands for, in order.
 
     Placeholders bound to one name are one input. A constant tensor of equal elements becomes a `full`,
     any other an input behind the named ones. Every node must come out with the type of `meta["val"]`.
+    With `constants` false, what depends on no input is a node all the same.
+
     An op outside the table, or one whose row does not take its arguments, becomes an opaque node, unless
     `opaque` forbids it. Raises UnsupportedOp for an op that cannot be imported and TraceError for what no
     graph can hold; both name the op, the module path and the source line.
     """
-    importer = _Importer(gm, opaque)
+    importer = _Importer(gm, opaque, constants)
     values = iter(bindings)
     for node in gm.graph.nodes:
         match node.op:
@@ -103,6 +107,7 @@ def identifiers(names: Sequence[str]) -> list[str]:
 class _Importer:
     gm: fx.GraphModule
     opaque: bool
+    held: bool  # whether it may hold constants
     values: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Node] = field(default_factory=dict)
     constants: dict[Node, torch.Tensor] = field(default_factory=dict)
@@ -185,7 +190,7 @@ class _Importer:
         if _is_dynamic(node.meta.get("val")):
             raise TraceError(f"the shape of what {node.target} gives depends on data")
         value = self.known.compute(target, arguments)
-        if value is not None:
+        if value is not None and (self.held or leaf_of(value) is not None):
             return self.constant(value.to(node.meta["val"].device))
         raise UnsupportedOp(f"{node.target} has no row in the import table")
 
@@ -235,7 +240,7 @@ def _derivative(overload: OpOverload) -> Derivative:
 
 
 def _import_derivative(gm: fx.GraphModule, names: Sequence[str]) -> Graph:
-    imported = import_fx(gm, names)
+    imported = import_fx(gm, names, constants=False)
     if imported.constants or len(imported.graph.outputs) != len(imported.outputs):
         raise TraceError("it holds a tensor of its own")
     return imported.graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from operator import getitem
 from typing import Any
 
@@ -212,7 +213,7 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.amin.default: [(t(X), [-1])],
     aten.var.correction: [(t(X), [1]), (t(X), [0], {"correction": 0, "keepdim": True}), (t(X),)],
     aten.var_mean.correction: [(t(X), [1], {"keepdim": True})],
-    aten.logsumexp.default: [(t(X), [1]), (t(X), [0], True)],
+    aten.logsumexp.default: [(t(X), [1]), (t(X), [0], True), (torch.full((2, 3), -math.inf), [1])],
     aten.mm.default: [(t(X), t("f64[4,2]"))],
     aten.bmm.default: [(t("f64[2,3,4]"), t("f64[2,4,5]"))],
     aten.mv.default: [(t(X), t(Y))],
@@ -283,6 +284,7 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
         (t("f64[4,5,6]"), [2], [], [0], [2], True),
     ],
     aten.avg_pool2d.default: [(t("f64[2,3,4,6]"), [2, 3]), (t("f64[3,4,6]"), [2], [2])],
+    aten.adaptive_avg_pool2d.default: [(t(IMAGE), [1, 1])],
     aten._adaptive_avg_pool2d.default: [(t(IMAGE), [1, 1]), (t("f64[3,4,6]"), [2, 6])],
     aten.upsample_nearest2d.vec: [(t(IMAGE), None, [2.0, 3.0]), (t(IMAGE), [10, 12], None)],
     aten.group_norm.default: [(t(IMAGE), 2, t(Y), t(Y)), (t("f64[3,4]"), 4, None, None, 0.1)],

@@ -7,6 +7,8 @@ schema, defaults filled in, tensors as nodes. The importer checks that the nodes
 
 from typing import Any
 
+import torch
+
 from egcompile.frontend.aten.attention import ATTENTION
 from egcompile.frontend.aten.channel_norm import CHANNEL_NORM
 from egcompile.frontend.aten.convolution import CONVOLUTION
@@ -26,7 +28,21 @@ TABLE: dict[Any, Any] = {
     **NN,
     **ATTENTION,
 }
-KEPT = frozenset({*TABLE, *RANDOM})
+aten = torch.ops.aten
+
+CHECKED = frozenset(
+    {
+        aten.inverse.default,
+        aten.linalg_inv.default,
+        aten.linalg_cholesky.default,
+        aten.linalg_solve.default,
+        aten.linalg_lu_factor.default,
+        aten.linalg_ldl_factor.default,
+    }
+)
+"""Ops that raise for some values, in a decomposition as a call without a result; whole, they are opaque."""
+
+KEPT = frozenset({*TABLE, *RANDOM, *CHECKED})
 """The overloads that are imported whole: what no decomposition may take apart."""
 
 __all__ = ["KEPT", "RANDOM", "TABLE"]

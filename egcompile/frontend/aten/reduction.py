@@ -67,8 +67,10 @@ def _var_mean(
 
 
 def _logsumexp(out: TensorType, x: Node, dims: Any, keepdim: bool) -> Node:
+    """-inf for a row of them, as ATen has it; but NaN, where ATen gives inf, for one that holds an inf."""
     x = cast(x, out.dtype)
     top = ops.stop_gradient(reduced(ops.amax, x, dims))
+    top = ops.where(ops.eq(top, operand(-math.inf, top.tensor)), operand(0, top.tensor), top)
     total = reduced(ops.sum, ops.exp(ops.sub(x, broadcast(top, x.shape))), dims)
     return reshape(ops.add(top, ops.log(total)), out.shape)
 
