@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.resnet import ResNet
 from examples.llama import Llama, LlamaConfig
 
 
@@ -171,13 +172,11 @@ class UNetBlocks(nn.Module):
 
 
 class ImageClassifier(nn.Module):
-    """torchvision's ResNet-50 or ResNet-18 and the cross-entropy."""
+    """ResNet-50 or ResNet-18 and the cross-entropy."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
-        import torchvision
-
-        self.body: nn.Module = getattr(torchvision.models, name)()
+        self.body = ResNet(depth)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.body(x).float(), labels)
@@ -229,8 +228,8 @@ def _unet(blocks: int, channels: int, groups: int, rows: int, size: int, channel
     )
 
 
-def _resnet(name: str, rows: int, size: int) -> Case:
-    return Case("resnet50", lambda: ImageClassifier(name), label_batch(rows, size), rows, channels_last=True)
+def _resnet(depth: int, rows: int, size: int) -> Case:
+    return Case("resnet50", lambda: ImageClassifier(depth), label_batch(rows, size), rows, channels_last=True)
 
 
 _SMALL = LlamaConfig(512, layers=2, width=64, heads=4, kv_heads=2, hidden=160, context=64)
@@ -266,12 +265,12 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
         "small": lambda: _unet(2, 32, 8, 2, 16, channels_last=False),
     },
     "resnet50": {
-        "full": lambda: _resnet("resnet50", 128, 224),
-        "small": lambda: _resnet("resnet18", 2, 64),
+        "full": lambda: _resnet(50, 128, 224),
+        "small": lambda: _resnet(18, 2, 64),
     },
     "hf_llama": {
         "full": lambda: _language("hf_llama", HuggingFaceLlama, _HF_LLAMA, 4),
         "small": lambda: _language("hf_llama", HuggingFaceLlama, _SMALL, 4),
     },
 }
-"""Name -> size -> case. `hf_llama` needs transformers and `resnet50` torchvision, imported when made."""
+"""Name -> size -> case. `hf_llama` needs transformers, imported when made."""

@@ -15,7 +15,7 @@ from benchmarks.variants import Batches, Training, make_model
 from benchmarks.zoo import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS = {"hf_llama": "transformers", "resnet50": "torchvision"}
+NEEDS = {"hf_llama": "transformers"}
 CPU = torch.device("cpu")
 
 

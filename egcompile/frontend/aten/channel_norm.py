@@ -77,11 +77,12 @@ def _rstd(variance: Node, eps: float) -> Node:
     return ops.rsqrt(ops.add(variance, operand(eps, variance.tensor)))
 
 
-def _updated(running: Node, value: Node, momentum: float) -> Node:
-    """`(1 - momentum) running + momentum value`, as ATen rounds it: in the buffer's own dtype."""
-    value = ops.stop_gradient(cast(value, running.dtype))
-    new = ops.mul(value, operand(momentum, running.tensor))
-    return ops.add(new, ops.mul(running, operand(1 - momentum, running.tensor)))
+def _updated(running: Node, value: Node, momentum: float, out: TensorType) -> Node:
+    """`(1 - momentum) running + momentum value`, rounded once."""
+    value = ops.stop_gradient(value)
+    running = cast(running, value.dtype)
+    new = ops.mul(value, operand(momentum, value.tensor))
+    return cast(ops.add(new, ops.mul(running, operand(1 - momentum, value.tensor))), out.dtype)
 
 
 def _by_batch(
@@ -125,14 +126,14 @@ def _functional(
     """`(y, save_mean, save_rstd, running_mean, running_var)`; the running variance is the unbiased one."""
     if not training:
         kept = _by_running(out, x, weight, bias, running_mean, running_var, eps)
-        return *kept, running_mean, running_var
+        return *kept, cast(running_mean, out[3].dtype), cast(running_var, out[4].dtype)
     saved, mean, variance = _by_batch(out, x, weight, bias, eps)
     count = math.prod(x.shape) // x.shape[1]
     unbiased = ops.mul(variance, operand(count / max(count - 1, 1), variance.tensor))
     return (
         *saved,
-        _updated(running_mean, mean, momentum),
-        _updated(running_var, unbiased, momentum),
+        _updated(running_mean, mean, momentum, out[3]),
+        _updated(running_var, unbiased, momentum, out[4]),
     )
 
 

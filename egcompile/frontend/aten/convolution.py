@@ -123,6 +123,7 @@ CONVOLUTION: dict[Any, Any] = {
     aten.convolution.default: _convolution,
     aten.max_pool2d_with_indices.default: _max_pool2d,
     aten.avg_pool2d.default: _avg_pool2d,
+    aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,  # decomposed, it reads strides
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
     aten.upsample_nearest2d.vec: _upsample_scaled,
 }
