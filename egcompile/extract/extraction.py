@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,9 +128,28 @@ def extract(
 
     Raises ExtractionError where an output cannot be computed.
     """
+    with _collector_paused():
+        return _extract(egraph, target, mode, time_limit, strides or {})
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """The tables are large and free of cycles: the garbage collector would walk all that there is in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _extract(
+    egraph: EGraph, target: Target, mode: Mode, time_limit: float, strides: Mapping[str, tuple[int, ...]]
+) -> Extraction:
     start = time.perf_counter()
     table = choices(egraph)
-    known = facts(table, dict(strides or {}))
+    known = facts(table, dict(strides))
     costs = Costs(target)
     candidates = list(Kernels(table, known).all())
     plain = unfused(table, known)
@@ -159,7 +180,7 @@ def extract(
         greedy_kernels=len(quick.kernels),
         greedy_cost=cost(quick, table, known, costs),
     )
-    return _extraction(egraph, table, plan, layouts, stats, strides or {})
+    return _extraction(egraph, table, plan, layouts, stats, strides)
 
 
 def _exact(
