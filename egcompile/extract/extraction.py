@@ -16,9 +16,11 @@ from egcompile.extract.choices import Choices, choices
 from egcompile.extract.cost import Costs
 from egcompile.extract.decode import Decoder
 from egcompile.extract.facts import Facts, Layout, facts
+from egcompile.extract.formulate import Builder
 from egcompile.extract.plan import BrokenView, Plan, cost, cycles, lay_out
-from egcompile.extract.program import Builder, Program, Variables
+from egcompile.extract.program import Program, Variables
 from egcompile.extract.solve import Solution, solve
+from egcompile.extract.tighten import tighten
 from egcompile.ir.buffer import Buffer
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
@@ -154,7 +156,9 @@ def _extract(
     candidates = list(Kernels(table, known).all())
     plain = unfused(table, known)
     quick = greedy(table, known, candidates, costs)
-    program, at = Builder(table, known, candidates, costs).build()
+    built = Builder(table, known, candidates, costs)
+    program, at = built.build()
+    tighten(built)
     plan, solution, cuts = plain if mode == "unfused" else quick, None, 0
     if mode == "exact":
         plan, solution, cuts = _exact(table, known, candidates, program, at, quick, start + time_limit)
