@@ -6,15 +6,17 @@ curve says something. Everything is seeded, and drawn on the CPU in fp32: the sa
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.resnet import ResNet
-from examples.llama import Llama, LlamaConfig
+from examples.llama import SIZES, Llama, LlamaConfig
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,19 @@ def token_batch(vocabulary: int, rows: int, length: int) -> Callable[[int], tupl
         for i in range(length):
             tokens[:, i + 1] = successors[tokens[:, i], choice[:, i]]
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return batch
+
+
+def source_batch(rows: int, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """`batch(step)` -> bytes of the standard library's source and the next ones, `[rows, length]`."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = torch.frombuffer(bytearray(b"".join(f.read_bytes() for f in files)), dtype=torch.uint8)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(text) - length, (rows, 1), generator=_generator(3, step))
+        window = text[starts + torch.arange(length + 1)].long()
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
     return batch
 
@@ -213,6 +228,12 @@ def _language(name: str, make: Callable[..., nn.Module], config: LlamaConfig, ro
     return Case(name, lambda: make(config), batch, rows * config.context, distinct=300)
 
 
+def _example(size: str, rows: int) -> Case:
+    config = SIZES[size]
+    batch = source_batch(rows, config.context)
+    return Case("example", lambda: Llama(config), batch, rows * config.context, distinct=300)
+
+
 def _gpt2(config: LlamaConfig) -> Gpt2:
     return Gpt2(config.vocabulary, config.layers, config.width, config.heads, config.context)
 
@@ -242,6 +263,10 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
     "llama": {
         "full": lambda: _language("llama", Llama, _LLAMA, 4),
         "small": lambda: _language("llama", Llama, _SMALL, 4),
+    },
+    "example": {
+        "full": lambda: _example("small", 32),
+        "small": lambda: _example("tiny", 4),
     },
     "llama128k": {
         "full": lambda: _language("llama128k", Llama, _LLAMA128K, 4),
@@ -273,4 +298,4 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
         "small": lambda: _language("hf_llama", HuggingFaceLlama, _SMALL, 4),
     },
 }
-"""Name -> size -> case. `hf_llama` needs transformers, imported when made."""
+"""Name -> size -> case. `example` is what `examples/train_language_model.py` trains. `hf_llama` needs transformers, imported when made."""
