@@ -45,6 +45,7 @@ class Shape:
     """What a choice depends on.
 
     row_bytes     that are read of a row
+    words         32-bit registers that a point takes: what is read, and sums over rows
     along_cols    whether memory is contiguous along the columns, else along the rows
     """
 
@@ -52,6 +53,7 @@ class Shape:
     cols: int
     row_bytes: int
     along_cols: bool
+    words: float = 0.0
 
 
 def pow2(n: int) -> int:
@@ -59,12 +61,12 @@ def pow2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def flat_config(numel: int, tiles: int, target: Target) -> Config:
-    """Pointwise work on a flat range: 8 elements a thread, fewer where that leaves SMs idle."""
+def flat_config(length: int, numel: int, target: Target) -> Config:
+    """Pointwise work on `numel` points in runs of `length`: 8 a thread, fewer where that leaves SMs idle."""
     block = 1024
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2
-    return Config(1, min(block, pow2(numel)), max(1, min(4, block // 256)), 1)
+    return Config(1, min(block, pow2(length)), max(1, min(4, block // 256)), 1)
 
 
 def transposing_config(rows: int, cols: int) -> Config:
@@ -102,19 +104,25 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
     warps = max(1, min(16, rows * width // 512))
-    resident = max(1, min(8, 24 // warps))
-    return Config(rows, width, warps, 1, (resident if sums else 1) * target.sms)
+    if not sums:
+        return Config(rows, width, warps, 1)
+    # As many programs as run at once: one more would be a second wave.
+    registers = 24 + shape.words * rows * width / (32 * warps)
+    resident = max(1, min(8, int(65536 / (32 * warps * min(registers, 255)))))
+    return Config(rows, width, warps, 1, resident * target.sms)
 
 
 def columns_config(shape: Shape, target: Target) -> Config:
     """Tiles of sums over rows: 4096 points, wide along memory; programs share the rows to fill the GPU.
 
-    Few rows, as in a finalize, are one program's for each piece of the columns.
+    Few rows, as in a finalize, are one program's for each piece of the columns, and few points one program's.
     """
     if shape.along_cols and shape.rows <= 2048:
-        cols = min(32, pow2(shape.cols))
+        cols = min(256, max(8, pow2(shape.cols // target.sms)), pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))
         return Config(rows, cols, max(1, min(8, rows * cols // 256)), 1, 1)
+    if shape.rows * shape.cols <= 2**15:
+        return Config(min(8192, pow2(shape.rows)), 1, 16, 1, 1)
     if shape.along_cols:
         cols = min(128, pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))
@@ -124,3 +132,9 @@ def columns_config(shape: Shape, target: Target) -> Config:
     across = -(-shape.cols // cols)
     parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
     return Config(rows, cols, max(1, min(8, rows * cols // 512)), 1, parts)
+
+
+def balanced(tiles: int, programs: int) -> int:
+    """The fewest programs that finish `tiles` in as many rounds as `programs` do."""
+    rounds = -(-tiles // programs)
+    return -(-tiles // rounds)

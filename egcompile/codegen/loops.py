@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from egcompile.codegen.index import Axis, Index
-from egcompile.codegen.nest import Nest, Partial, Write
+from egcompile.codegen.nest import Nest, Partial
 from egcompile.codegen.pointwise import is_narrow, parameters, pointers, program_id
 from egcompile.codegen.reduce import Reducer
 from egcompile.codegen.source import JitFunction
 from egcompile.codegen.text import Loop, Value, named
 from egcompile.codegen.tile import AxisTile, Scope, Tile
-from egcompile.codegen.walk import Indices
+from egcompile.codegen.walk import Indices, Write
 from egcompile.codegen.wide import Phases
 from egcompile.errors import CompileError
 from egcompile.ir.node import Node

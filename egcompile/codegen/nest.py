@@ -18,24 +18,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from egcompile.codegen.heuristics import Config, Shape, columns_config, keeps_rows, pow2, rows_config
+from egcompile.codegen.heuristics import (
+    Config,
+    Shape,
+    balanced,
+    columns_config,
+    keeps_rows,
+    pow2,
+    rows_config,
+)
 from egcompile.codegen.index import Axis, Digit, Index, linear, offset, unravel
-from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
+from egcompile.codegen.walk import Indices, Walk, Write, align, index_axes, peel, unpeel
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
-from egcompile.schedule.kernel import Buffer, Kernel
+from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
-
-
-@dataclass(frozen=True, eq=False)
-class Write:
-    """An output: the value that is computed, at which index, and at which index of the buffer it goes."""
-
-    name: str
-    buffer: Buffer
-    node: Node
-    index: Indices
-    where: Indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +116,7 @@ class Layout:
         extent = math.prod(sizes)
         if extent == 1:
             return index
-        axes = frozenset().union(*(i.axes for i in index))
+        axes = index_axes(index)
         if self.kind != "rows" or extent != self.cols.size or not axes <= {self.rows}:
             return None
         digits = dict(zip(dims, unravel(self.reduced, sizes)))
@@ -232,8 +229,12 @@ def _classify(
             left.append(i)
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
     full = {node for node, _ in walk.loads if 2 * node.tensor.numel > layout.points}
-    row_bytes = layout.cols.size * sum(buffers[node].type.dtype.itemsize for node in full)
-    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols)
+    bytes_read = sum(buffers[node].type.dtype.itemsize for node in full)
+    # A row that all rows share is held widened, beside the sums.
+    shared = sum(index_axes(index) == {layout.cols} for _, index in walk.loads)
+    held = shared + len({p.node for _, _, found in sums for p in found if not p.total})
+    row_bytes = layout.cols.size * bytes_read
+    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols, bytes_read / 4 + held)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
@@ -243,7 +244,7 @@ def _classify(
     if not others and not sums:
         return None, left
     tiles_of_rows = -(-layout.rows.size // settings.block_rows)
-    parts = min(settings.programs or 1, tiles_of_rows) if sums else 1
+    parts = balanced(tiles_of_rows, min(settings.programs or 1, tiles_of_rows)) if sums else 1
     partials = {p.node: p for _, _, found in sums for p in found}
     after = tuple(_after(write, kernel, i, partials) for i, write, _ in sums)
     nest = Nest(
@@ -274,7 +275,7 @@ def _index_for(root: Node, layout: Layout, walk: Walk) -> Indices | None:
     if (default := layout.default(root)) is None:
         return None
     index = align(root, walk.known) or default
-    axes = frozenset().union(*(i.axes for i in index))
+    axes = index_axes(index)
     if root.tensor.numel != layout.points and not axes <= {layout.rows}:
         return None
     return index
@@ -308,7 +309,7 @@ def _partial(node: Node, layout: Layout, walk: Walk) -> Partial | None:
         return None
     dims = node.attr("dims")
     result = tuple(Index(()) if i in dims else where for i, where in enumerate(index))
-    axes = frozenset().union(*(i.axes for i in result))
+    axes = index_axes(result)
     kept = node.tensor.numel
     whole_columns = operand.tensor.numel == layout.points and kept == layout.cols.size
     if not axes <= {layout.cols} or not (kept == 1 or whole_columns):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from egcompile.codegen.heuristics import Config, flat_config, transposing_config
-from egcompile.codegen.index import Axis, Index, offset, operand_index, regroup, unravel
+from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index, regroup, unravel
 from egcompile.codegen.source import JitFunction, span
 from egcompile.codegen.text import Value
 from egcompile.codegen.tile import AxisTile, Scope, Tile
-from egcompile.codegen.walk import Indices, Walk, align, peel, unpeel
+from egcompile.codegen.walk import Indices, Walk, Write, align, peel, unpeel
 from egcompile.ir.node import Node
 from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
-
-
-@dataclass(frozen=True, eq=False)
-class Write:
-    """An output: the value that is computed, at which index, and at which index of the buffer it goes."""
-
-    name: str
-    buffer: Buffer
-    node: Node
-    index: Indices
-    where: Indices
 
 
 def pointwise_function(name: str, kernel: Kernel, target: Target, config: Config | None) -> JitFunction:
@@ -37,18 +25,24 @@ def pointwise_function(name: str, kernel: Kernel, target: Target, config: Config
     order = sorted(range(buffer.type.rank), key=lambda i: (-buffer.strides[i], i))
     sizes = [buffer.type.shape[i] for i in order]
     points = Axis("offsets", math.prod(sizes))
-    digits = unravel(Index.of(points), sizes)
-    writes, walk = _writes(kernel, _in_order(digits, order))
-    if (turned := _turned_axis(kernel, walk, points, sizes)) is None:
-        settings = flat_config(points.size, len(walk.loads) + len(writes), target).override(config)
+    writes, walk = _writes(kernel, _in_order(unravel(Index.of(points), sizes), order))
+    if (turned := _turned_axis(kernel, walk, points, sizes)) is not None:
+        others = [n for i, n in enumerate(sizes[:-1]) if i != turned]
+        axes = Axis("batch", math.prod(others)), Axis("rows", sizes[turned]), Axis("cols", sizes[-1])
+        digits = list(unravel(Index.of(axes[0]), others))
+        digits.insert(turned, Index.of(axes[1]))
+        digits.append(Index.of(axes[2]))
+        settings = transposing_config(axes[1].size, axes[2].size).override(config)
+    elif (inner := _row_length(kernel, walk, points, sizes)) is not None:
+        axes = Axis("batch", 1), Axis("row", points.size // inner), Axis("cols", inner)
+        cut = next(i for i in range(len(sizes) + 1) if math.prod(sizes[i:]) == inner)
+        digits = [*unravel(Index.of(axes[1]), sizes[:cut]), *unravel(Index.of(axes[2]), sizes[cut:])]
+        settings = flat_config(inner, points.size, target).override(config)
+    else:
+        settings = flat_config(points.size, points.size, target).override(config)
         return _flat(name, kernel, points, writes, settings)
-    others = [n for i, n in enumerate(sizes[:-1]) if i != turned]
-    batch, rows, cols = Axis("batch", math.prod(others)), Axis("rows", sizes[turned]), Axis("cols", sizes[-1])
-    rest = list(unravel(Index.of(batch), others))
-    rest.insert(turned, Index.of(rows))
-    writes, _ = _writes(kernel, _in_order((*rest, Index.of(cols)), order))
-    settings = transposing_config(rows.size, cols.size).override(config)
-    return _tiled(name, kernel, (batch, rows, cols), writes, settings)
+    writes, walk = _writes(kernel, _in_order(digits, order))
+    return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded))
 
 
 def _in_order(digits: Sequence[Index], order: Sequence[int]) -> Indices:
@@ -97,6 +91,23 @@ def is_narrow(kernel: Kernel) -> bool:
     return all(dtype.itemsize <= 2 for dtype in dtypes)
 
 
+def _row_length(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
+    """The length of the rows along which some input is constant, if they are long; None for no such input.
+
+    What belongs to a row is then read and computed once a program, not once a point.
+    """
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    lengths = []
+    for node, index in walk.loads:
+        where = offset(index, buffers[node].strides)
+        digits = [a for a, _ in where.terms if isinstance(a, Digit) and a.of == Index.of(points)]
+        if where.terms and len(digits) == len(where.terms):
+            lengths.append(min(digit.div for digit in digits))
+    rows = {math.prod(sizes[i:]) for i in range(1, len(sizes))}
+    long = [n for n in lengths if n >= 512 and n in rows and n < points.size]
+    return min(long, default=None)
+
+
 def pointers(kernel: Kernel) -> dict[Node, tuple[str, Buffer]]:
     """For each input node, its parameter and how the argument lies in memory."""
     names = [node.attr("name") for node in kernel.body.inputs]
@@ -140,43 +151,49 @@ def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], conf
 
 
 def _tiled(
-    name: str, kernel: Kernel, axes: tuple[Axis, Axis, Axis], writes: Sequence[Write], config: Config
+    name: str,
+    kernel: Kernel,
+    axes: tuple[Axis, Axis, Axis],
+    writes: Sequence[Write],
+    config: Config,
+    guarded: bool,
 ) -> JitFunction:
+    """A program a tile of rows x cols; of one row, where no guard asks for a tile (see `Reducer`)."""
     batch, rows, cols = axes
-    sizes = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
+    constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
     tile = _tile(kernel, frozenset(axes))
-    across = -(-cols.size // config.block_cols)
-    tiles = -(-rows.size // config.block_rows) * across
+    down, across = -(-rows.size // config.block_rows), -(-cols.size // config.block_cols)
     pid = tile.emit(Value(program_id(0, kernel), hint="pid", inline=False))
     if batch.size > 1:
-        number = Value(f"{{0}} // {tiles}", (pid,), axes=frozenset({batch}), hint="batch", inline=False)
-        tile.axes[batch] = AxisTile(tile.emit(number))
-        pid = tile.emit(Value(f"{{0}} % {tiles}", (pid,), hint="tile", inline=False))
-    down = tiles // across
-    row_tile = (
-        "" if down == 1 else f"{{0}} // {across} * BLOCK_ROWS + " if across > 1 else "{0} * BLOCK_ROWS + "
-    )
-    col_tile = "" if across == 1 else f"{{0}} % {across} * BLOCK_COLS + "
-    for axis, text, broadcast in (
-        (rows, row_tile + "tl.arange(0, BLOCK_ROWS)", "[:, None]"),
-        (cols, col_tile + "tl.arange(0, BLOCK_COLS)", "[None, :]"),
-    ):
-        own = frozenset({axis})
-        index = tile.emit(
-            Value(
-                text + broadcast if text.startswith("tl") else f"({text}){broadcast}",
-                (pid,),
-                axes=own,
-                hint=axis.name,
-                inline=False,
-            )
+        number = Value(
+            f"{{0}} // {down * across}", (pid,), axes=frozenset({batch}), hint="batch", inline=False
         )
+        tile.axes[batch] = AxisTile(tile.emit(number))
+        pid = tile.emit(Value(f"{{0}} % {down * across}", (pid,), hint="tile", inline=False))
+    row_tile = "0" if down == 1 else "{0}" if across == 1 else f"{{0}} // {across}"
+    col_tile = "0" if across == 1 else f"{{0}} % {across}"
+    one_row = config.block_rows == 1 and not guarded
+    if one_row:
+        del constants["BLOCK_ROWS"]
+        row = Value(row_tile, (pid,), axes=frozenset({rows}), hint="row", inline=False)
+        tile.axes[rows] = AxisTile(tile.emit(row))
+    for axis, number_text, block, broadcast in (
+        (rows, row_tile, "BLOCK_ROWS", "[:, None]"),
+        (cols, col_tile, "BLOCK_COLS", "" if one_row else "[None, :]"),
+    ):
+        if axis in tile.axes:
+            continue
+        own = frozenset({axis})
+        lanes = f"tl.arange(0, {block})"
+        text = lanes if number_text == "0" else f"{number_text} * {block} + {lanes}"
+        text = f"({text}){broadcast}" if broadcast and text != lanes else text + broadcast
+        index = tile.emit(Value(text, (pid,), axes=own, hint=axis.name, inline=False))
         mask = None
-        if axis.size % (config.block_rows if axis is rows else config.block_cols):
+        if axis.size % constants[block]:
             mask = tile.emit(Value(f"{{0}} < {axis.size}", (index,), axes=own, hint=f"{axis.name}_mask"))
         tile.axes[axis] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, sizes, (tiles * batch.size,), config)
+    return _function(name, kernel, tile, constants, (down * across * batch.size,), config)
 
 
 def _store_all(tile: Tile, writes: Sequence[Write]) -> None:

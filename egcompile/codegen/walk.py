@@ -5,11 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from egcompile.codegen.index import BIJECTIVE, Index, operand_index, result_index
+from egcompile.codegen.index import BIJECTIVE, Axis, Index, operand_index, result_index
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
+from egcompile.schedule.kernel import Buffer
 
 Indices = tuple[Index, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """An output: the value that is computed, at which index, and at which index of the buffer it goes."""
+
+    name: str
+    buffer: Buffer
+    node: Node
+    index: Indices
+    where: Indices
+
+
+def index_axes(index: Indices) -> frozenset[Axis]:
+    """The loop axes on which an element's place depends."""
+    return frozenset().union(*(i.axes for i in index))
 
 
 def peel(node: Node) -> tuple[Node, list[Node]]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 import torch
 
 from egcompile.codegen.index import Axis
-from egcompile.codegen.nest import Nest, Partial, Write
+from egcompile.codegen.nest import Nest, Partial
 from egcompile.codegen.reduce import Reducer, one_hot, shifted_exp
 from egcompile.codegen.scalar import literal
 from egcompile.codegen.text import Line, Loop, Value
 from egcompile.codegen.tile import Scope
-from egcompile.codegen.walk import Indices
+from egcompile.codegen.walk import Indices, Write
 from egcompile.ir.node import Node, topological
 from egcompile.ir.types import accumulate_dtype
 
