@@ -298,4 +298,6 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
         "small": lambda: _language("hf_llama", HuggingFaceLlama, _SMALL, 4),
     },
 }
-"""Name -> size -> case. `example` is what `examples/train_language_model.py` trains. `hf_llama` needs transformers, imported when made."""
+"""Name -> size -> case.
+
+`example` is what `examples/train_language_model.py` trains. `hf_llama` needs transformers, imported when made."""
