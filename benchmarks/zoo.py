@@ -300,4 +300,5 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
 }
 """Name -> size -> case.
 
-`example` is what `examples/train_language_model.py` trains. `hf_llama` needs transformers, imported when made."""
+`example` is what `examples/train_language_model.py` trains; `hf_llama` imports transformers when made.
+"""
