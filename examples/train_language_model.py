@@ -220,13 +220,12 @@ def plot(runs: dict[str, Progress], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    styles = {EAGER: ("C0", "-", 3.0), COMPILED: ("C1", "--", 1.5)}
+    styles = {EAGER: ("C0", "-", 3.0, "o"), COMPILED: ("C1", "--", 1.5, "x")}
     for name, run in runs.items():
-        color, line, width = styles[name]
+        color, line, width, marker = styles[name]
         axes.plot(range(1, run.step + 1), run.losses, line, color=color, linewidth=width, label=name)
-        steps, losses = zip(*run.validation)
-        marker = "o" if name == EAGER else "x"
-        axes.plot(steps, losses, marker, color=color, label=f"{name}, validation")
+        held_out = {"color": "black", "fillstyle": "none", "markersize": 9, "zorder": 3}
+        axes.plot(*zip(*run.validation), marker, **held_out, label=f"{name}, validation")
     axes.set(xlabel="step", ylabel="loss (nats a byte)", title="The same training, eager and compiled")
     axes.grid(alpha=0.3)
     axes.legend()
