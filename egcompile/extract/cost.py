@@ -40,6 +40,9 @@ _OPERATIONS = {
 
 _DEFINED = 16.0
 
+_TWO_PASSES = ("batch_norm", "group_norm")
+"""Read their first operand for its statistics, and again to normalize it."""
+
 
 class Costs:
     """The costs of a target's kernels, in microseconds."""
@@ -55,7 +58,8 @@ class Costs:
         """An operand from memory, each distinct element once; an embedding reads the rows it picks."""
         if site.op.name == "embedding" and position == 0:
             return self.write(site.type)
-        return self.bytes(operand.distinct_bytes)
+        passes = 2.0 if site.op.name in _TWO_PASSES and position == 0 else 1.0
+        return passes * self.bytes(operand.distinct_bytes)
 
     def write(self, type: ValueType) -> float:
         return self.bytes(sum(t.nbytes for t in _types(type)))

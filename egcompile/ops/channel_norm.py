@@ -6,6 +6,8 @@ moments and then pointwise work, which fuses with what comes after. A backward n
 
 from __future__ import annotations
 
+import torch
+
 from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
 from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
@@ -75,10 +77,13 @@ def _group_norm(x: Node, weight: Node, bias: Node, groups: int, eps: float) -> t
     return _normalized(x, each[0], each[1], weight, bias), center, rstd
 
 
-def _batch_norm_sums(x: Node, center: Node, rstd: Node, ct: Node) -> tuple[Node, Node]:
+def _batch_norm_sums(
+    x: Node, center: Node, rstd: Node, ct: Node, dtype: torch.dtype
+) -> tuple[Node, Node, Node, Node]:
     ct, dims, channels = _wide(ct), _across(x), x.shape[1:2]
     x_hat = mul(sub(_wide(x), _channel(center, x)), _channel(rstd, x))
-    return reshape_to(sum(ct, dims=dims), channels), reshape_to(sum(mul(ct, x_hat), dims=dims), channels)
+    total, along = (reshape_to(sum(each, dims=dims), channels) for each in (ct, mul(ct, x_hat)))
+    return total, along, cast_to(along, dtype), cast_to(total, dtype)
 
 
 def _group_norm_sums(x: Node, center: Node, rstd: Node, ct: Node, groups: int) -> tuple[Node, Node]:
@@ -164,12 +169,16 @@ batch_norm_sums = register(
         "batch_norm_sums",
         Kind.COMPOSITE,
         ("x", "mean", "rstd", "ct"),
-        outputs=("total", "along"),
+        {"dtype": "dtype"},
+        outputs=("total", "along", "dw", "db"),
         definition=_batch_norm_sums,
-        samples=(Sample((_X, _C, _C, _X)), Sample(("f64[6,4]", _C, _C, "f64[6,4]"))),
+        samples=(
+            Sample((_X, _C, _C, _X), {"dtype": torch.float64}),
+            Sample(("f64[6,4]", _C, _C, "f64[6,4]"), {"dtype": torch.float64}),
+        ),
     )
 )
-"""The sums of `ct` and of `ct x_hat` over each channel, `[C]`: the gradients of bias and weight."""
+"""The sums of `ct` and of `ct x_hat` over each channel, `[C]`, and both as gradients of bias and weight."""
 
 group_norm_sums = register(
     OpDef(

@@ -100,13 +100,13 @@ def _batch_norm(
 ) -> tuple[Pattern, ...]:
     words = _Channels(x, wide, row)
     mean, rstd = ys[1], _rstd(ys[2], eps, shape(w), wide)
-    total, along = batch_norm_sums(x, mean, rstd, ct)
+    total, along, dw, db = batch_norm_sums(x, mean, rstd, ct, dtype(w))
     each = full(share, shape(w), wide)
     x_hat = words.normalized(words.channel(mean), words.channel(rstd))
     centered = sub(words.widened(ct), words.channel(mul(total, each)))
     inner = sub(centered, mul(x_hat, words.channel(mul(along, each))))
     dx = cast(mul(words.channel(mul(words.widened(w), rstd)), inner), dtype(x))
-    return dx, cast(along, dtype(w)), cast(total, dtype(b))
+    return dx, dw, cast(db, dtype(b))
 
 
 def _group_norm(
