@@ -261,6 +261,64 @@ def test_values_changed_in_place_and_returned_as_they_came() -> None:
     close(torch.autograd.grad(product.sum(), x), (torch.ones(3, dtype=torch.float64),))
 
 
+def test_results_are_memory_of_their_own() -> None:
+    """Neither an input nor one another, and of one value one may have a gradient and the other none."""
+
+    def same(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clone(), x * 1.0
+
+    x = torch.ones(3, dtype=torch.float64)
+    for result in compile(same, fullgraph=True)(x):
+        result.add_(1)
+    close(x, torch.ones_like(x))
+
+    def twice(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, y.detach(), 2 * x
+
+    x.requires_grad_()
+    first, constant, second = compile(twice, fullgraph=True)(x)
+    assert first.requires_grad and not constant.requires_grad
+    close(torch.autograd.grad((first + 3 * second).sum(), x), (torch.full_like(x, 8),))
+    constant.add_(1)
+    close(first, second)
+
+
+def test_old_values_of_what_changes_in_place() -> None:
+    def swap(x: Tensor, y: Tensor) -> Tensor:
+        old = x.clone()
+        x.copy_(y)
+        y.copy_(old)
+        return old
+
+    x, y = torch.zeros(3), torch.ones(3)
+    close(compile(swap, fullgraph=True)(x, y), torch.zeros(3))
+    close((x, y), (torch.ones(3), torch.zeros(3)))
+
+
+EDGES: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "a lerp to the far end": (lambda x: torch.lerp(x, torch.ones_like(x), 1.0), torch.tensor([1e8, -1e8])),
+    "a lerp by data": (lambda x: torch.lerp(1e8 * x, x, x), torch.tensor([1.0, 0.25, 0.75])),
+    "an integer beyond 2^53": (lambda x: x + (2**53 + 1), torch.tensor([0, 1])),
+    "the largest integer": (
+        lambda x: x.masked_fill(x > 0, torch.iinfo(torch.int64).max),
+        torch.tensor([0, 1]),
+    ),
+    "integer products that wrap": (lambda x: (x * 65536) * 65537, torch.tensor([3], dtype=torch.int32)),
+    "a hash": (lambda x: (x * 2654435761) * 2654435769, torch.tensor([3])),
+    "a power of integers": (lambda x: x**5, torch.tensor([-3, 9])),
+    "factors beyond fp16": (lambda x: (x * 300) * 300, torch.tensor([0.1], dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("what", EDGES)
+def test_numbers_at_the_edges_of_their_dtypes(what: str) -> None:
+    function, x = EDGES[what]
+    torch.testing.assert_close(
+        compile(function, fullgraph=True)(x), function(x), rtol=1e-6 * x.is_floating_point(), atol=0
+    )
+
+
 def test_errors_name_the_place() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:

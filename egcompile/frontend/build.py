@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from egcompile import ops
+from egcompile.errors import UnsupportedOp
 from egcompile.ir import Node, TensorType
 
 Scalar = bool | int | float
@@ -79,9 +80,14 @@ def broadcast(x: Node, shape: Sequence[int]) -> Node:
 
 
 def operand(x: Operand, like: TensorType) -> Node:
-    """A tensor or a number as an operand of exactly the type `like`."""
+    """A tensor or a number as an operand of exactly the type `like`.
+
+    Raises UnsupportedOp for an integer that the float of a `full` does not hold, such as 2^53 + 1.
+    """
     if isinstance(x, Node):
         return broadcast(cast(x, like.dtype), like.shape)
+    if not like.dtype.is_floating_point and float(x) != x:
+        raise UnsupportedOp(f"the constant {x}, as {like.dtype}")
     return ops.full(value=x, shape=like.shape, dtype=like.dtype)
 
 

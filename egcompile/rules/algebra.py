@@ -24,7 +24,7 @@ from egcompile.ops import (
     transpose,
     where,
 )
-from egcompile.rules.attributes import holds, numel, round_to
+from egcompile.rules.attributes import holds, is_far_reaching, numel, round_to
 from egcompile.rules.patterns import scalar
 from egcompile.rules.rule import DType, Equations, Float, Ints, Tensor, rule
 
@@ -129,13 +129,14 @@ def _(x: Tensor) -> Equations:
     return {pow(x, scalar(-1.0, x)): reciprocal(x)}
 
 
-# ---- constants ----
+# ---- constants; their product has no room in fp16, and a float is not exact enough for an int64 ----
 
 
 @rule("algebra/mul_mul", {"x": "f64[3,4]", "a": 0.3, "b": 7.0}, exactness="reassociating")
 def _(x: Tensor, a: Float, b: Float) -> Equations:
     "(x a) b  ==>  x (a b) with constant a, b"
-    return {mul(mul(x, scalar(a, x)), scalar(b, x)): mul(x, scalar(a * b, x))}
+    left = mul(mul(x, scalar(a, x)), scalar(b, x))
+    return {left: mul(x, scalar(a * b, x))}, [(is_far_reaching(dtype(x)), True)]
 
 
 @rule("algebra/div_constant", {"x": "f64[3,4]", "a": 3.0}, exactness="reassociating")
@@ -154,7 +155,7 @@ for _op in (add, sub, mul, div):
     def _(a: Float, b: Float, s: Ints, d: DType) -> Equations:
         "a op b  ==>  their value, with constant a, b"
         value = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b}[_op.name]
-        return {_op(full(a, s, d), full(b, s, d)): full(value, s, d)}
+        return {_op(full(a, s, d), full(b, s, d)): full(value, s, d)}, [(is_far_reaching(d), True)]
 
 
 @rule(

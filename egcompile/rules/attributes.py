@@ -35,6 +35,10 @@ def _holds(narrow: torch.dtype, wide: torch.dtype) -> bool:
     return narrow == wide or (floating and torch.promote_types(narrow, wide) == wide)
 
 
+def _has_exponents_of_fp32(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and torch.finfo(dtype).max >= torch.finfo(torch.bfloat16).max
+
+
 accumulate = AttrFunction("accumulate", ("dtype",), "dtype", accumulate_dtype)
 """The dtype that kernels compute in: `bf16 -> f32`, `f64 -> f64`."""
 
@@ -58,3 +62,6 @@ round_to = AttrFunction("round_to", ("float", "dtype"), "float", _round_to)
 
 holds = AttrFunction("holds", ("dtype", "dtype"), "bool", _holds)
 """Whether every value of the first dtype is one of the second: `(bf16, f32) -> True`."""
+
+is_far_reaching = AttrFunction("is_far_reaching", ("dtype",), "bool", _has_exponents_of_fp32)
+"""Whether a dtype has room for a product of constants: `bf16 -> True`, `f16 -> False`, `i64 -> False`."""

@@ -137,14 +137,21 @@ class _Function:
         return "\n".join([*head, *(f"    {line}" for line in lines)])
 
     def _returned(self) -> Iterator[str]:
-        """The results. A view is returned as a tensor of its own, unless its memory is returned as well."""
-        outputs = self.program.outputs
+        """The results. A view is returned as a tensor of its own, unless its memory is returned as well.
+
+        A forward's result that is an input, or one of the results before it, is copied: a caller may change
+        either in place, and of two results that are one value one may have a gradient and the other none.
+        """
+        outputs, inputs = self.program.outputs, self.program.inputs
         base = {step.output: step.source for step in self.program.steps if isinstance(step, View)}
         count = Counter(base.get(o, o) for o in outputs if o is not None)
-        for output in outputs:
+        forward = self.program.name == "forward"
+        for i, output in enumerate(outputs):
             if output is None:
                 yield "None"
-            elif output in base and count[base[output]] == 1 and base[output] not in self.program.inputs:
+            elif forward and (base.get(output, output) in inputs or output in outputs[:i]):
+                yield f"{self.name(output)}.clone()"
+            elif output in base and count[base[output]] == 1 and base[output] not in inputs:
                 yield f"unviewed({self.name(output)})"
             else:
                 yield self.name(output)

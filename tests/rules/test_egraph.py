@@ -99,6 +99,14 @@ NEAR_MISSES: dict[str, tuple[str, Node]] = {
         "algebra/cast_cast",
         ops.cast(ops.cast(_input("i", 3, dtype=torch.int64), dtype=torch.float32), dtype=torch.int64),
     ),
+    "a product of constants beyond fp16": (
+        "algebra/mul_mul",
+        ops.mul(ops.mul(h := _input("h", 3, dtype=torch.float16), _constant(300.0, h)), _constant(300.0, h)),
+    ),
+    "a product of constants that no float holds": (
+        "algebra/mul_constants",
+        ops.mul(_constant(2.0**40 + 1, i := _input("i", 3, dtype=torch.int64)), _constant(2.0**20 + 1, i)),
+    ),
     "reshape to another shape": ("movement/reshape_same", ops.reshape(X, shape=(8, 2, 8))),
     "permute of rank 3 is none of rank 4": (
         "movement/permute_permute_4d",

@@ -99,7 +99,13 @@ def _pow_scalar(out: TensorType, x: Operand, exponent: Scalar) -> Node:
     base = operand(x, out)
     if (form := _POWERS.get(float(exponent))) is not None:
         return form(base)
-    return ops.pow(base, operand(exponent, out))
+    return _pow(out, x, exponent)
+
+
+def _pow(out: TensorType, a: Operand, b: Operand) -> Node:
+    if not out.dtype.is_floating_point:
+        raise UnsupportedOp(f"powers of integers, as {out}")
+    return ops.pow(operand(a, out), operand(b, out))
 
 
 _POWERS: dict[float, Callable[[Node], Node]] = {
@@ -152,8 +158,14 @@ def _addcmul(out: TensorType, x: Operand, a: Operand, b: Operand, value: Scalar)
 
 
 def _lerp(out: TensorType, a: Operand, b: Operand, weight: Operand) -> Node:
-    a, b = operand(a, out), operand(b, out)
-    return ops.add(a, pointwise(ops.mul, ops.sub(b, a), operand(weight, out)))
+    """Counted from the nearer end, as ATen does: at a weight of 1 it is `b`, however large `a`."""
+    a, b, w = operand(a, out), operand(b, out), operand(weight, out)
+    difference = ops.sub(b, a)
+    near_a = ops.add(a, pointwise(ops.mul, difference, w))
+    near_b = ops.sub(b, pointwise(ops.mul, difference, ops.sub(operand(1, out), w)))
+    if not isinstance(weight, Node):
+        return near_a if abs(weight) < 0.5 else near_b
+    return ops.where(ops.lt(ops.abs(w), operand(0.5, out)), near_a, near_b)
 
 
 def _same(out: TensorType, x: Operand, *_: Any) -> Node:
@@ -191,8 +203,8 @@ POINTWISE: dict[Any, Any] = {
     aten.div.Scalar: _binary(ops.div),
     aten.div.Tensor_mode: _div_mode,
     aten.pow.Tensor_Scalar: _pow_scalar,
-    aten.pow.Tensor_Tensor: _binary(ops.pow),
-    aten.pow.Scalar: _binary(ops.pow),
+    aten.pow.Tensor_Tensor: _pow,
+    aten.pow.Scalar: _pow,
     aten.addcmul.default: _addcmul,
     aten.lerp.Scalar: _lerp,
     aten.lerp.Tensor: _lerp,
