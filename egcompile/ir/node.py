@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +34,7 @@ class Node:
     type: ValueType
 
     _interned: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], Node]] = weakref.WeakValueDictionary()
+    _interning: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
     def make(cls, op: OpDef, inputs: tuple[Node, ...], attrs: tuple[Attr, ...]) -> Node:
@@ -42,7 +44,8 @@ class Node:
             node = object.__new__(cls)
             node.op, node.inputs, node.attrs = op, inputs, attrs
             node.type = op.infer(tuple(i.type for i in inputs), attrs)
-            cls._interned[key] = node
+            with cls._interning:  # another thread may have made it meanwhile
+                node = cls._interned.setdefault(key, node)
         return node
 
     def attr(self, name: str) -> Any:

@@ -6,12 +6,15 @@ import hashlib
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 from egcompile.config import cache_dir
 from egcompile.errors import CacheCorrupt, CompileError
+
+_LOADING = threading.Lock()
 
 
 def load(source: str) -> ModuleType:
@@ -20,6 +23,11 @@ def load(source: str) -> ModuleType:
     The text is kept under its hash in the cache directory. A file there with other text is replaced,
     with a CacheCorrupt warning.
     """
+    with _LOADING:  # a second thread must not find the module half done
+        return _load(source)
+
+
+def _load(source: str) -> ModuleType:
     name = f"egcompile_plan_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
@@ -44,12 +52,12 @@ def store(name: str, text: str) -> Path:
         if path.read_text(encoding="utf-8") == text:
             return path
         warnings.warn(
-            CacheCorrupt(f"{path} did not hold what its name says; it is written anew"), stacklevel=3
+            CacheCorrupt(f"{path} did not hold what its name says; it is written anew"), stacklevel=4
         )
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
     except UnicodeDecodeError:
-        warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=3)
+        warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=4)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

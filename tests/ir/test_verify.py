@@ -1,5 +1,8 @@
 """The verifier accepts what ops build, and names what they cannot have built."""
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -71,3 +74,27 @@ def test_joint() -> None:
         verify_joint(Joint(Graph((X, ct), (gradient, gradient)), (X,), (ct,), (gradient,), (gradient,)))
     with pytest.raises(TypeMismatch, match="not its parts"):
         verify_joint(Joint(Graph((X, ct), (y,)), (X,), (ct,), (y,), (gradient,)))
+
+
+def test_threads_make_one_node() -> None:
+    """Two threads that compile at once must not intern two nodes for one term."""
+    made: list[list[Node]] = [[] for _ in range(4)]
+
+    def make(nodes: list[Node], barrier: threading.Barrier) -> None:
+        barrier.wait()
+        nodes += [ops.full(value=float(i), shape=(71, i), dtype=torch.float32) for i in range(20)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            made = [[] for _ in made]  # so that the last round's are gone
+            barrier = threading.Barrier(len(made))
+            threads = [threading.Thread(target=make, args=(nodes, barrier)) for nodes in made]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(len({id(node) for node in same}) == 1 for same in zip(*made, strict=True))
+    finally:
+        sys.setswitchinterval(interval)

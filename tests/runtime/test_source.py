@@ -1,6 +1,7 @@
 """Rendered source runs, and means what the graph means."""
 
 import math
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -142,6 +143,23 @@ def test_source_that_does_not_run() -> None:
     with pytest.raises(CompileError, match="does not run: NameError") as error:
         load("undefined_name")
     assert error.value.source == "undefined_name"
+
+
+def test_threads_wait_for_a_module_that_another_loads() -> None:
+    source = "import time\ntime.sleep(0.05)\ndef forward():\n    return 1\n"
+    results: list[int] = []
+    barrier = threading.Barrier(3)
+
+    def run() -> None:
+        barrier.wait()
+        results.append(load(source).forward())
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [1, 1, 1]
 
 
 def test_a_corrupt_cache_entry_is_replaced(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
