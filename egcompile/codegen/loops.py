@@ -30,7 +30,7 @@ class _Renderer:
         self.program = Axis("program", nest.parts)
         self.accumulators: dict[Node, Value] = {}
         self.tile = Tile(pointers(nest.kernel), {}, [], self.reduction)
-        self.tile.hints = dict(zip(nest.kernel.body.outputs, nest.kernel.body.output_names))
+        self.tile.hints = {(w.node, w.index): w.name for w in (*nest.writes, *nest.after)}
         self.tile.exact = not is_narrow(nest.kernel)
         self.reducer = Reducer(nest, self.tile)
         self.rows_vector, self.cols_vector = self.reducer.rows_vector, self.reducer.cols_vector

@@ -125,8 +125,8 @@ def program_id(axis: int, kernel: Kernel) -> str:
     return f"tl.program_id({axis}).to(tl.int64)" if wide else f"tl.program_id({axis})"
 
 
-def _tile(kernel: Kernel, axes: frozenset[Axis]) -> Tile:
-    hints = dict(zip(kernel.body.outputs, kernel.body.output_names))
+def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Tile:
+    hints = {(write.node, write.index): write.name for write in writes}
     return Tile(pointers(kernel), {}, [Scope(axes)], hints=hints, exact=not is_narrow(kernel))
 
 
@@ -138,7 +138,7 @@ def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], conf
         hint="offsets",
         inline=False,
     )
-    tile = _tile(kernel, frozenset({points}))
+    tile = _tile(kernel, frozenset({points}), writes)
     tile.emit(index)
     mask = None
     if points.size % block:
@@ -161,7 +161,7 @@ def _tiled(
     """A program a tile of rows x cols; of one row, where no guard asks for a tile (see `Reducer`)."""
     batch, rows, cols = axes
     constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
-    tile = _tile(kernel, frozenset(axes))
+    tile = _tile(kernel, frozenset(axes), writes)
     down, across = -(-rows.size // config.block_rows), -(-cols.size // config.block_cols)
     pid = tile.emit(Value(program_id(0, kernel), hint="pid", inline=False))
     if batch.size > 1:

@@ -50,7 +50,7 @@ class Tile:
     axes       how each loop axis is written
     scopes     outermost first
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
-    hints      names for the values of nodes
+    hints      names for nodes' values at an index
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
 
@@ -58,7 +58,7 @@ class Tile:
     axes: dict[Axis, AxisTile]
     scopes: list[Scope]
     other: Callable[[Tile, Node, Indices], Value] | None = None
-    hints: Mapping[Node, str] = field(default_factory=dict)
+    hints: Mapping[tuple[Node, Indices], str] = field(default_factory=dict)
     exact: bool = True
 
     def value(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
@@ -86,7 +86,7 @@ class Tile:
                 return narrow
             case Kind.POINTWISE, _:
                 operands = tuple(self.value(i, index, guard) for i in node.inputs)
-                return self.emit(pointwise(node, operands, exact=self.exact), self.hints.get(node))
+                return self.emit(pointwise(node, operands, exact=self.exact), self.hints.get((node, index)))
             case Kind.MOVEMENT, "pad":
                 return self._pad(node, index, guard)
             case Kind.MOVEMENT, "cat":

@@ -12,6 +12,7 @@ from egcompile.ops import (
     cast,
     cat,
     constant,
+    eq,
     expand,
     gelu,
     iota,
@@ -198,3 +199,15 @@ def test_expand_loads_what_it_repeats_once() -> None:
     kernel = build(lambda a, b: add(a, broadcast_to(b, (6, 8))), "f32[6,8]", "f32[8]")
     check(kernel)
     check(build(lambda b: expand(reshape(b, shape=(2, 1, 3)), shape=(2, 4, 3)), "f32[6]"))
+
+
+def test_what_belongs_to_a_long_row_is_read_once_a_program() -> None:
+    def body(x, scale, target):  # type: ignore[no-untyped-def]
+        place = iota(shape=x.shape, axis=1, dtype=torch.int64)
+        hit = eq(place, broadcast_to(target, x.shape))
+        return where(hit, constant(0.0, x), mul(x, broadcast_to(scale, x.shape)))
+
+    kernel = build(body, "f32[3,1100]", "f32[3,1]", "i64[3,1]")
+    text = generate(kernel, Target.parse("cuda:90")).text
+    assert "y_ptr + row)" in text and "to(tl.int64)" not in text
+    check(kernel, low=-3, high=900)
