@@ -176,7 +176,8 @@ def _writable(
 ) -> list[bool]:
     """Where writing can pay: a returned value, one with several readers, or one not to be had otherwise.
 
-    With one reader that can compute it, and that is not larger, a value is never worth writing.
+    With one reader that can compute it, and that does not repeat it, a value is never worth writing. E-nodes
+    of one class are one reader: only one of them is picked.
     """
     count = len(table.nodes)
     wanted = [False] * count
@@ -188,7 +189,7 @@ def _writable(
         readers = table.consumers[c]
         wanted[c] = (
             c in outputs
-            or len({m for m, _ in readers}) > 1
+            or len({table.owner[m] for m, _ in readers}) > 1
             or any(carried[n] for n in loops)
             or depth[c] % LONGEST_CHAIN == LONGEST_CHAIN - 1
             or any(_wants(table, viewable, carried, wanted, c, loops, m, p) for m, p in readers)
@@ -214,7 +215,7 @@ def _wants(
         return True
     if any(fusible(table.sites[n], site, position, site, carried[n]) for n in loops):
         return True
-    return site.role in LOOPS and table.tensor(reader).numel > table.tensor(c).numel
+    return site.op.name == "expand" and table.tensor(reader).numel > table.tensor(c).numel
 
 
 def _chains(table: Choices, evaluable: list[bool]) -> list[int]:

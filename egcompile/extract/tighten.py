@@ -10,12 +10,12 @@ import functools
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from egcompile.extract.candidates import Edge
 from egcompile.extract.dominators import bits, needs, node_computed, node_stored
 from egcompile.extract.formulate import Builder
-from egcompile.extract.fusible import LOOPS
+from egcompile.extract.fusible import LOOPS, Role
 
 MOST_READERS = 6
 """Kernels that may write and read a class up to which each pair of them gets a clause."""
@@ -29,6 +29,7 @@ def tighten(made: Builder) -> None:
         _read_anyway(made, index)
     for c, writers in made.writers.items():
         _one_has_written(made, c, writers)
+    _one_kernel_for_all(made)
 
 
 def _dominators(made: Builder) -> None:
@@ -119,3 +120,32 @@ def _one_has_written(made: Builder, c: int, writers: Sequence[tuple[int, int]]) 
         for i, j in itertools.combinations(reading, 2):
             others = (v for k, v in writers if k not in (i, j))
             made.program.implies((read[i, c], read[j, c]), made.at.memory[c], *made.sources[c], *others)
+
+
+def _one_kernel_for_all(made: Builder) -> None:
+    """A kernel whose every output another one gives too is not run beside that one, nor reads of it."""
+    table = made.table
+    outputs: dict[int, set[int]] = defaultdict(set)  # tuple class -> classes of its outputs
+    givers: dict[int, list[int]] = defaultdict(list)  # class -> tuple classes that it is an output of
+    for n, site in enumerate(table.sites):
+        if site.role is Role.PROJECTION:
+            outputs[table.operands[n][0]].add(table.owner[n])
+            givers[table.owner[n]].append(table.operands[n][0])
+    for less, given in outputs.items():
+        for more in {m for c in given for m in givers[c]} - {less}:
+            apart = not any(made.known.depends[more] >> c & 1 for c in given)
+            if apart and given <= outputs[more] and (given < outputs[more] or less < more):
+                made.program.at_most(1, (*made.picked(less), *made.picked(more)))
+                _reads_of_others(made, less, more, outputs[more])
+
+
+def _reads_of_others(made: Builder, less: int, more: int, given: Iterable[int]) -> None:
+    at = made.at
+    kernels = [i for i, kernel in enumerate(made.kernels) if kernel.root == less]
+    for c in given:
+        theirs = {at.picked[n] for n in made.table.nodes[c] if more in made.table.operands[n]}
+        others = [v for v in made.sources[c] if v not in theirs]
+        others += [at.written[c]] if c in at.written else []
+        for i in kernels:
+            if (i, c) in at.read:
+                made.program.implies(at.read[i, c], *others)
