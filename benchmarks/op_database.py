@@ -14,6 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
+import multiprocessing
+import multiprocessing.connection
 import signal
 import time
 import warnings
@@ -66,6 +69,53 @@ def infos() -> list[Any]:
 
     found = [info for info in op_db if torch.float64 in info.dtypes and info.supports_autograd]
     return sorted(found, key=lambda info: zlib.crc32(info.formatted_name.encode()))
+
+
+def check_all(
+    names: Sequence[str], samples: int = SAMPLES, seconds: float = math.inf, jobs: int = 1
+) -> Iterator[Outcome]:
+    """Outcomes as they come, from processes beside this one; no op is started after `seconds`.
+
+    A process that ends, since an op brought it down, is one wrong outcome and replaced.
+    """
+    start, waiting = time.perf_counter(), list(reversed(names))
+    running: dict[Any, str] = {}
+
+    def give(worker: Any) -> None:
+        if waiting and time.perf_counter() - start < seconds:
+            running[worker] = waiting.pop()
+            worker.send((running[worker], samples))
+        else:
+            worker.close()
+
+    for _ in range(min(jobs, len(names))):
+        give(_worker())
+    while running:
+        for worker in multiprocessing.connection.wait(list(running)):
+            name = running.pop(worker)
+            try:
+                outcome = worker.recv()
+            except EOFError:
+                worker, outcome = _worker(), Outcome(name, "wrong", notes=["its process ended"])
+            give(worker)
+            yield outcome
+
+
+def _worker() -> Any:
+    """A connection to a new process that takes (name, samples) and answers with outcomes."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=_work, args=(theirs,), daemon=True).start()
+    theirs.close()
+    return ours
+
+
+def _work(pipe: Any) -> None:
+    by_name = {info.formatted_name: info for info in infos()}
+    with contextlib.suppress(EOFError):
+        while True:
+            name, samples = pipe.recv()
+            pipe.send(check(by_name[name], samples))
 
 
 def check(info: Any, count: int = SAMPLES) -> Outcome:
@@ -199,7 +249,8 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seconds", type=float, help="stop before an op that would start later")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no op after that time")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="ops whose name holds this")
     parser.add_argument("--part", default="0/1", help="every n-th op from the k-th on, as k/n")
     parser.add_argument("--samples", type=int, default=SAMPLES)
@@ -207,14 +258,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "op_database.json")
     options = parser.parse_args()
     first, step = map(int, options.part.split("/"))
-    chosen = [info for info in infos()[first::step] if options.only in info.formatted_name]
+    chosen = [i.formatted_name for i in infos()[first::step] if options.only in i.formatted_name]
     outcomes: list[Outcome] = []
-    start = time.perf_counter()
-    for info in chosen:
-        if options.seconds and time.perf_counter() - start > options.seconds:
-            break
-        outcomes.append(check(info, options.samples))
-        last = outcomes[-1]
+    for last in check_all(chosen, options.samples, options.seconds, options.jobs):
+        outcomes.append(last)
         if options.verbose or last.kind == "wrong":
             print(f"{last.kind:8} {last.op:50} {', '.join(last.opaque)} {'; '.join(last.notes)}", flush=True)
     print(summary(outcomes))

@@ -95,6 +95,9 @@ def trace(
     """
     module = model if isinstance(model, nn.Module) else _Function(model)
     call = _Call.of(_signature(model), args, kwargs or {})
+    for name, leaf in zip(call.names, call.leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.layout != torch.strided:
+            raise UnsupportedOp(f"argument {name} has the layout {leaf.layout}; tensors must be dense")
     state = _state(module)
     program = _export(module, *_without_aliases(list(state.values()), args, kwargs or {}))
     _refuse_mutation(program)

@@ -263,6 +263,8 @@ def _value_type(node: fx.Node) -> ValueType:
 def _tensor_type(node: fx.Node, value: Any) -> TensorType:
     if not isinstance(value, torch.Tensor):
         raise TraceError(f"{node.target} gives a {type(value).__name__}, not a tensor")
+    if value.layout != torch.strided:
+        raise UnsupportedOp(f"{node.target} has the layout {value.layout}; tensors must be dense")
     if _is_dynamic(value):
         raise TraceError(f"{node.target} has the dynamic shape {list(value.shape)}; shapes must be static")
     return _checked(TensorType.of(value), str(node.target))

@@ -319,6 +319,11 @@ def test_an_op_outside_the_table_names_its_place() -> None:
         trace(Model(), (torch.rand(2, 3, 4, 4),), opaque=False)
 
 
+def test_a_sparse_tensor_is_refused() -> None:
+    with pytest.raises(UnsupportedOp, match=r"argument args.0 has the layout torch.sparse_csr"):
+        trace(lambda *args: args[0] @ args[0], (torch.eye(2).to_sparse_csr(),))
+
+
 def test_a_dtype_outside_the_ir_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match="complex64"):
         trace(lambda x: x * 2, (torch.zeros(2, dtype=torch.complex64),))
