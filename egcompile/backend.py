@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,8 +111,15 @@ class _Specializing:
     def __init__(self, compiler: _Compiler) -> None:
         self.compiler = compiler
         self.calls: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self.lock = threading.RLock()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
+        with self.lock:
+            call = self.call(args)
+        return call(*args)
+
+    def call(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The callable for arguments like these, compiled if they are the first."""
         key = tuple([_key(x) for x in args])
         call = self.calls.get(key)
         if call is None:
@@ -121,7 +129,7 @@ class _Specializing:
                 self.calls.popitem(last=False)
             call = self.calls[key] = self.compiler.specialize(args)
         self.calls.move_to_end(key)
-        return call(*args)
+        return call
 
 
 def _key(argument: Any) -> Any:

@@ -31,7 +31,7 @@ def _load(source: str) -> ModuleType:
     name = f"egcompile_plan_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
-    path = store(f"{name}.py", source)
+    path = _kept(f"{name}.py", source)
     module = ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
@@ -45,6 +45,17 @@ def _load(source: str) -> ModuleType:
     return module
 
 
+def _kept(name: str, text: str) -> Path:
+    """The file in the cache directory, or in a temporary one where that cannot be written."""
+    try:
+        return store(name, text)
+    except OSError as error:
+        path = Path(tempfile.mkdtemp(prefix="egcompile-"), name)
+        warnings.warn(f"generated source goes to {path}, for EGCOMPILE_CACHE_DIR: {error}", stacklevel=4)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
 def store(name: str, text: str) -> Path:
     """The file `name` of the cache directory, holding `text`; it is written in one step, or not at all."""
     path = cache_dir() / name
@@ -52,12 +63,12 @@ def store(name: str, text: str) -> Path:
         if path.read_text(encoding="utf-8") == text:
             return path
         warnings.warn(
-            CacheCorrupt(f"{path} did not hold what its name says; it is written anew"), stacklevel=4
+            CacheCorrupt(f"{path} did not hold what its name says; it is written anew"), stacklevel=5
         )
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
     except UnicodeDecodeError:
-        warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=4)
+        warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=5)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

@@ -51,7 +51,7 @@ _OWN_WORDS: tuple[str, ...] = (
     "empty",
     "empty_strided",
 )
-_OWN_WORDS += ("values", "forward", "backward", "device")
+_OWN_WORDS += ("values", "forward", "backward", "device", "float")
 
 _NEW_AND_CONTIGUOUS = ("matmul", "bmm", "contract_rows", "embedding", "embedding_backward")
 """Calls whose result is new memory in row-major order: where it lies needs no check."""

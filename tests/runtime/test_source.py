@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +138,21 @@ def test_float_literals() -> None:
     for got, node in zip(results, fulls, strict=True):
         assert torch.equal(got.view(torch.int32), torch.full((2,), node.attr("value")).view(torch.int32))
         assert got.stride() == (1,)
+
+
+def test_an_input_of_any_name() -> None:
+    x = ops.input(name="float", shape=(2,), dtype=torch.float32)
+    infinite = ops.full(value=math.inf, shape=(2,), dtype=torch.float32)
+    joint = Joint.forward_only(Graph((x,), (ops.minimum(x, infinite),)))
+    (result,) = load(render(naive_schedule(joint), (), CPU)).forward(torch.ones(2))
+    assert torch.equal(result, torch.ones(2))
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EGCOMPILE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="for EGCOMPILE_CACHE_DIR"):
+        assert load("def forward():\n    return 'elsewhere'\n").forward() == "elsewhere"
 
 
 def test_source_that_does_not_run() -> None:
