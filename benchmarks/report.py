@@ -50,11 +50,11 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 def _measured_on(results: Iterable[Result]) -> str:
     """A line on what the numbers were measured with."""
     found = {
-        f"{v.get('gpu', 'no GPU')}, torch {v['torch']}, triton {v['triton']}, {r['date'][:10]}"
+        f"{v.get('gpu', 'without a GPU')}, torch {v['torch']}, triton {v['triton']}, {r['date'][:10]}"
         for r in results
         for v in (r["versions"],)
     }
-    return "Measured on " + "; ".join(sorted(found)) + "."
+    return "Measured: " + "; ".join(sorted(found)) + "."
 
 
 def _time(row: Result | None) -> str:
