@@ -31,11 +31,17 @@ def load(folder: Path = RESULTS) -> list[Result]:
     for file in sorted(folder.glob("*.json")):
         content = json.loads(file.read_text())
         for result in content if isinstance(content, list) else []:
-            device = result["versions"].get("gpu", "") if result["device"] != "cpu" else "cpu"
-            key = (result["kind"], result["model"], result["size"], result["dtype"], device)
+            key = (result["kind"], result["model"], result["size"], result["dtype"], _where(result))
             if key not in newest or newest[key]["date"] <= result["date"]:
                 newest[key] = result
     return [newest[key] for key in sorted(newest)]
+
+
+def _where(result: Result) -> str:
+    """What a result depends on besides its model; a plan's coverage is the same wherever it is made."""
+    if result["kind"] == "coverage":
+        return str(result.get("target"))
+    return str(result["versions"].get("gpu")) if result["device"] != "cpu" else "cpu"
 
 
 def _of(results: Iterable[Result], kind: str) -> list[Result]:
@@ -48,13 +54,13 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _measured_on(results: Iterable[Result]) -> str:
-    """A line on what the numbers were measured with."""
-    found = {
-        f"{v.get('gpu', 'without a GPU')}, torch {v['torch']}, triton {v['triton']}, {r['date'][:10]}"
-        for r in results
-        for v in (r["versions"],)
-    }
-    return "Measured: " + "; ".join(sorted(found)) + "."
+    """A line on what the numbers were measured with, and when last."""
+    found: dict[str, str] = {}
+    for result in results:
+        v = result["versions"]
+        made_with = f"{v.get('gpu', 'without a GPU')}, torch {v['torch']}, triton {v['triton']}"
+        found[made_with] = max(found.get(made_with, ""), result["date"][:10])
+    return "Measured: " + "; ".join(f"{what}, {date}" for what, date in sorted(found.items())) + "."
 
 
 def _time(row: Result | None) -> str:
@@ -71,21 +77,21 @@ def _ratio(slow: Result | None, fast: Result | None) -> str:
     return f"{slow['ms'] / fast['ms']:.2f}x"
 
 
-def _three(rows: list[Result | None], key: str, digits: int) -> str:
+def _several(rows: list[Result | None], key: str) -> str:
     values = [None if r is None or "error" in r else r.get(key) for r in rows]
-    return " / ".join("-" if v is None else f"{v:.{digits}f}" for v in values)
+    return " / ".join("-" if v is None else f"{v:.1f}" if v >= 1 else f"{v:.2f}" for v in values)
 
 
 def _best_mode(variants: Iterable[Result]) -> Result | None:
-    """The fastest of torch.compile's modes, the default among them."""
+    """The fastest of torch.compile's modes, where more than the default was measured."""
     rows = [v for v in variants if v["variant"].startswith("torch.compile") and "error" not in v]
-    return min(rows, key=lambda r: r["ms"], default=None)
+    return min(rows, key=lambda r: r["ms"]) if len(rows) > 1 else None
 
 
 def speed(results: list[Result]) -> str:
     """Milliseconds of a training step, median and 20th and 80th percentiles."""
     rows = []
-    for result in (r for r in _of(results, "speed") if "variants" in r):
+    for result in (r for r in _of(results, "speed") if "variants" in r and r["device"] != "cpu"):
         variants = {v["variant"]: v for v in result["variants"]}
         eager, compiled = variants.get("eager"), variants.get("torch.compile")
         best = _best_mode(variants.values())
@@ -97,7 +103,7 @@ def speed(results: list[Result]) -> str:
         three = [eager, compiled, ours]
         cells = [result["model"], _time(eager), _time(compiled), _time(best), _time(ours)]
         cells += [_ratio(eager, ours), _ratio(compiled, ours), _ratio(best, ours)]
-        rows.append([*cells, _three(three, "peak_gb", 1), _three(three[1:], "compile_s", 0)])
+        rows.append([*cells, _several(three, "peak_gb"), _several(three[1:], "compile_s")])
     head = ["model", "eager, ms", "torch.compile", "its best mode", "egcompile"]
     head += ["vs eager", "vs torch.compile", "vs its best", "peak GB (eager / torch.compile / egcompile)"]
     return _markdown([*head, "compile s (torch.compile / egcompile)"], rows) if rows else ""
