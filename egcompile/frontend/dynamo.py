@@ -137,6 +137,7 @@ _REFUSED = {
     "autograd_function_apply": "a custom autograd.Function",
     "register_hook": "a hook on a tensor",
     "inference_mode": "torch.inference_mode",
+    "_grad_increment_nesting": "torch.func.grad, or another transform that takes gradients,",
 }
 """Calls whose effect on gradients AOTAutograd's forward graph would forget."""
 

@@ -86,11 +86,13 @@ class _Region:
         changed = _changed_in_place(node)
         live = any(operand in self.live for operand in node.all_input_nodes)
         changes_dead = _share_memory(changed, self.dead)
-        if live and changes_dead:
+        if self.enabled and live and changes_dead:
             _refuse(node, "a value made under no_grad is changed in place by one that needs a gradient")
         if not self.enabled:
             if _share_memory(changed, self.live):
                 _refuse(node, f"{changed[0]} needs a gradient and is changed in place under no_grad")
+            if changed:
+                self.detach_written(node, changed)
             self.dead[node] = None
         elif changes_dead:
             self.dead[node] = None
@@ -119,6 +121,16 @@ class _Region:
         for operand in user.all_input_nodes:
             if operand in self.dead and _is_tensor(operand):
                 user.replace_input_with(operand, self.detached(operand, user))
+
+    def detach_written(self, call: fx.Node, changed: list[fx.Node]) -> None:
+        """What is written to memory from outside the region, a buffer say, brings no gradient there."""
+        self.detach_operands(call)
+        for operand in call.all_input_nodes:
+            if operand in self.live and operand not in changed and _is_tensor(operand):
+                with self.gm.graph.inserting_before(call):
+                    detached = self.gm.graph.call_function(DETACH, (operand,))
+                detached.meta = dict(operand.meta)
+                call.replace_input_with(operand, detached)
 
     def detached(self, value: fx.Node, before: fx.Node) -> fx.Node:
         known = self.dead[value]

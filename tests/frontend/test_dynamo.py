@@ -298,6 +298,7 @@ def _in_place_under_no_grad(w: Tensor) -> Tensor:
     ("function", "message"),
     [
         (lambda w: Double.apply(w), r"custom autograd.Function cannot be compiled, at test_dynamo.py:\d+"),
+        (lambda w: torch.func.grad(lambda v: v.sin().sum())(w), r"torch.func.grad.* cannot be compiled"),
         (_hook, r"(a hook on a tensor|a custom autograd.Function) cannot be compiled, at test_dynamo.py:\d+"),
         (_inference, "torch.inference_mode cannot be compiled"),
         (_in_place, "w requires grad and is changed in place; clone it first"),

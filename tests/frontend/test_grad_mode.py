@@ -144,3 +144,23 @@ def test_lines_inside_of_a_region() -> None:
     w, x = torch.rand(4, 4), torch.rand(4, 4)
     graph = trace(value_only, (w, x)).graph
     assert all("test_grad_mode.py:" in origin for origins in graph.origins.values() for origin in origins)
+
+
+def test_a_buffer_written_under_no_grad_gets_no_gradient() -> None:
+    """As in spectral norm: what is written comes from a parameter, and is read again."""
+
+    def step(buffer: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            buffer.copy_(buffer * w)
+            buffer.add_(w)
+        return (w * buffer).sum()
+
+    compiled = torch.compile(step, backend="egcompile", fullgraph=True)
+    results = []
+    for function in (step, compiled):
+        buffer, w = torch.ones(3), torch.arange(3.0, requires_grad=True)
+        for _ in range(2):
+            function(buffer, w).backward()
+            assert not buffer.requires_grad
+        results.append((buffer, w.grad))
+    torch.testing.assert_close(results[1], results[0])
