@@ -6,7 +6,7 @@ import importlib.metadata
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
+from egcompile.errors import TraceError
 from egcompile.frontend.dynamo import Argument, Capture, Imported
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
@@ -66,10 +67,11 @@ class _Compiler:
     opaque: bool
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """A callable for arguments of these sizes and numbers."""
+        """A callable for arguments of these sizes and numbers; raises TraceError for two devices."""
         imported = self.capture.specialize(args, opaque=self.opaque)
+        device = _device([args[i] for i in imported.input_indices])
+        imported = replace(imported, constants=tuple(x.to(device) for x in imported.constants))
         tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
-        device = tensors[0].device if tensors else torch.device("cpu")
         plan = Plan(
             imported.graph,
             Target.parse(self.target) if self.target else Target.of(device),
@@ -78,19 +80,22 @@ class _Compiler:
             strides=[x.stride() for x in tensors],
             volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
         )
-        return _Call(imported, plan)
+        return _Call(imported, plan, device)
 
 
 class _Call:
     """Runs a plan with the captured graph's calling convention."""
 
-    def __init__(self, imported: Imported, plan: Plan) -> None:
+    def __init__(self, imported: Imported, plan: Plan, device: torch.device) -> None:
         self.imported = imported
         self.plan = plan
+        self.device = device
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         imported = self.imported
-        values = self.plan.run([*[args[i] for i in imported.input_indices], *imported.constants])
+        inputs = [args[i] for i in imported.input_indices]
+        inputs = [x if x.device == self.device else x.to(self.device) for x in inputs]
+        values = self.plan.run([*inputs, *imported.constants])
         for index, position in imported.mutated:
             args[index].copy_(values[position])
         results: list[Any] = []
@@ -130,6 +135,16 @@ class _Specializing:
             call = self.calls[key] = self.compiler.specialize(args)
         self.calls.move_to_end(key)
         return call
+
+
+def _device(inputs: Sequence[Tensor]) -> torch.device:
+    """The device of a graph's inputs. As in PyTorch, numbers as 0-d tensors on a CPU may stand among them."""
+    devices = list(dict.fromkeys(x.device for x in inputs if x.ndim or x.device.type != "cpu"))
+    if len(devices) > 1:
+        raise TraceError(
+            f"one graph has inputs on {', '.join(map(str, devices))}; compile each part for itself"
+        )
+    return devices[0] if devices else torch.device("cpu")
 
 
 def _key(argument: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from egcompile import functional as E
 from egcompile.api import compile, optimize, trace
+from egcompile.backend import backend
 from egcompile.errors import TypeMismatch
 from egcompile.plan import Plan
 from tests.models import CASES, MLP
@@ -224,8 +225,6 @@ def test_disabled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EGCOMPILE_DISABLE", "1")
     model = nn.Linear(3, 4)
     assert compile(model) is model
-    from egcompile.backend import backend
-
     y = torch.compile(model, backend=backend)(torch.randn(2, 3))
     assert "PlanFunction" not in type(y.grad_fn).__name__
 
@@ -317,6 +316,27 @@ def test_numbers_at_the_edges_of_their_dtypes(what: str) -> None:
     torch.testing.assert_close(
         compile(function, fullgraph=True)(x), function(x), rtol=1e-6 * x.is_floating_point(), atol=0
     )
+
+
+def test_devices() -> None:
+    """Numbers and constants come from the CPU; anything else that lies elsewhere is refused."""
+
+    def function(x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale + torch.tensor([1.0, 2.0, 3.0]).to(x.device)
+
+    calls: list[Any] = []
+
+    def looking(gm: Any, inputs: Any) -> Any:
+        calls.append(backend(gm, inputs))
+        return gm.forward
+
+    x = torch.ones(3, device="meta")
+    torch.compile(function, backend=looking, fullgraph=True)(x, torch.tensor(2.0))
+    (constant,) = calls[0].imported.constants
+    assert calls[0].device == constant.device == x.device
+    close(compile(function, fullgraph=True)(torch.ones(3), torch.tensor(2.0)), torch.tensor([3.0, 4.0, 5.0]))
+    with pytest.raises(Exception, match="one graph has inputs on cpu, meta"):
+        compile(lambda a, b: (a + 1, b + 1))(torch.ones(3), x)
 
 
 def test_errors_name_the_place() -> None:
