@@ -104,7 +104,7 @@ class _Call:
                 case int():
                     results.append(values[output])
                 case Argument():
-                    results.append(args[output.index])
+                    results.append(output.of(args))
                 case Constant():
                     results.append(output.value)
         return results

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from egcompile.errors import EgcompileError, TraceError
@@ -21,9 +22,24 @@ from egcompile.ir import Graph
 
 @dataclass(frozen=True)
 class Argument:
-    """An output that is the argument of that index itself, not a copy of it."""
+    """An output that is the argument of that index itself, or a view of its memory; not a copy of it.
+
+    `view` is (shape, strides, elements between their starts) of a view; `detached` cuts its gradient, as a
+    view made by `detach` or under `no_grad` has none.
+    """
 
     index: int
+    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    detached: bool = False
+
+    def of(self, args: Sequence[Any]) -> Any:
+        """The output itself, from the arguments of a call."""
+        x = args[self.index]
+        if self.view is None:
+            return x
+        shape, strides, offset = self.view
+        x = x.detach() if self.detached else x
+        return x.as_strided(shape, strides, x.storage_offset() + offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,14 +182,39 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
 
 
 def _outputs(gm: fx.GraphModule, slots: Sequence[int | Constant]) -> tuple[int | Argument | Constant, ...]:
-    """The outputs, those that are an argument itself (after a change in place, say) marked so."""
+    """The outputs; those that are an argument (after a change in place, say) or a view of one marked so."""
     arguments = {
-        id(value): Argument(i)
+        i: value
         for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
         if isinstance(value := _torch.example(node), Tensor)
     }
     return tuple(
-        arguments.get(id(_torch.example(node)), slot) for node, slot in zip(_returned(gm), slots, strict=True)
+        _argument(_torch.example(node), arguments) or slot
+        for node, slot in zip(_returned(gm), slots, strict=True)
+    )
+
+
+def _argument(value: Any, arguments: Mapping[int, Tensor]) -> Argument | None:
+    """The argument that an output is, or is a view of; at open sizes a view is not seen, and is a copy."""
+    for i, argument in arguments.items():
+        if argument is value:
+            return Argument(i)
+    if not isinstance(value, Tensor) or not _has_plain_memory(value):
+        return None
+    for i, argument in arguments.items():
+        if not _has_plain_memory(argument) or argument.dtype != value.dtype:
+            continue
+        if _torch.storage_key(argument) == _torch.storage_key(value):
+            offset = int(value.storage_offset()) - int(argument.storage_offset())
+            view = tuple(value.shape), value.stride(), offset
+            return Argument(i, view, detached=argument.requires_grad and not value.requires_grad)
+    return None
+
+
+def _has_plain_memory(x: Tensor) -> bool:
+    """Strided, and at sizes that are known."""
+    return x.layout == torch.strided and all(
+        isinstance(n, int) for n in (*x.shape, *x.stride(), x.storage_offset())
     )
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+import egcompile
 from egcompile import ops
 from egcompile.frontend import trace
 from egcompile.frontend.dynamo import Argument, Capture, Imported
@@ -309,3 +310,23 @@ def test_refused(function: Any, message: str) -> None:
     call, _ = compiled(function)
     with pytest.raises(Exception, match=message):
         call(torch.rand(4, requires_grad=True) * 1)
+
+
+def test_a_view_of_an_argument_stays_one() -> None:
+    x = torch.randn(3, 2, requires_grad=True)
+    weight = torch.randn(3, 2)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[1:].t(), x * weight, x.detach().view(-1)
+
+    view, product, detached = egcompile.compile(model)(x)
+    assert view._base is x
+    assert not detached.requires_grad
+    assert detached.data_ptr() == x.data_ptr()
+    (view.sum() + product.sum()).backward()
+    expected = weight.clone()
+    expected[1:] += 1
+    torch.testing.assert_close(x.grad, expected)
+    with torch.no_grad():
+        detached.fill_(7.0)
+    assert (x == 7.0).all()
