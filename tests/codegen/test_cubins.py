@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from egcompile.ops import rms_norm_backward_add
+from egcompile.ir import Node
+from egcompile.ops import (
+    Kind,
+    amax,
+    logical_not,
+    logical_or,
+    neg,
+    ops_of,
+    rms_norm_backward,
+    rms_norm_backward_add,
+    sum,
+    transpose,
+    where,
+)
 from egcompile.target import Target
 from tests.codegen.harness import build, cubins
 from tests.codegen.test_golden import KERNELS
@@ -30,3 +43,32 @@ def test_backward_of_a_norm_does_not_spill(width: int) -> None:
     )
     for function in cubins(kernel, 90):
         assert function["spills"] == 0, function
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_every_spelling_compiles(dtype: str) -> None:
+    floats = [
+        op for op in ops_of(Kind.POINTWISE) if op.samples and op.samples[0].operands[0].startswith("f64")
+    ]
+
+    def body(x: Node, y: Node) -> tuple[Node, ...]:
+        operands = (x, y)
+        return tuple(
+            op(*operands[: len(op.operands)], **op.samples[0].attrs)
+            for op in floats
+            if len(op.operands) <= 2 and op.name != "pow"
+        )
+
+    assert cubins(build(body, f"{dtype}[300]", f"{dtype}[300]"), 90)
+
+
+def test_integers_booleans_and_wide_offsets_compile() -> None:
+    assert cubins(build(lambda x: (amax(x, dims=(1,)), sum(x, dims=(1,))), "i64[50,90]"), 90)
+    assert cubins(
+        build(lambda x, y: (logical_or(x, y), where(x, y, logical_not(y))), "bool[9]", "bool[9]"), 90
+    )
+    x, row = "bf16[1048576,4096]", "bf16[4096]"
+    assert cubins(
+        build(lambda x, w, r, ct: rms_norm_backward(x, w, r, ct, False), x, row, "f32[1048576,1]", x), 90
+    )
+    assert cubins(build(lambda x: neg(transpose(x)), "bf16[65536,65536]"), 90)
