@@ -53,14 +53,15 @@ class Facts:
 def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
     """`strides` are those of inputs that are not row-major, by name."""
     outputs = frozenset(table.roots)
-    layouts, viewable = _layouts(table, strides, outputs)
+    depends = _depends(table)
+    forward, backward = _phases(table, depends)
+    layouts = _layouts(table, strides, outputs)
+    viewable = _viewable(table, layouts, backward)
     carried = _carried(table)
     evaluable = _evaluable(table, viewable, carried)
     writable = _writable(table, viewable, carried, evaluable, outputs)
     memory = _memory(table, viewable, writable)
-    depends = _depends(table)
     inline = _inline(table, carried, evaluable)
-    forward, backward = _phases(table, depends)
     return Facts(
         layouts=layouts,
         viewable=viewable,
@@ -85,36 +86,42 @@ def _memory(table: Choices, viewable: list[bool], writable: list[bool]) -> list[
     return memory
 
 
-def _layouts(
-    table: Choices, strides: dict[str, tuple[int, ...]], outputs: frozenset[int]
-) -> tuple[list[Layout], list[bool]]:
-    layouts: list[Layout | None] = [None] * len(table.nodes)
-    of_inputs = [False] * len(table.nodes)
+def _layouts(table: Choices, strides: dict[str, tuple[int, ...]], outputs: frozenset[int]) -> list[Layout]:
+    layouts: dict[int, Layout] = {}
     for c, nodes in enumerate(table.nodes):
         first = table.original[c]
-        for n in [first, *nodes] if first is not None else nodes:
-            operands = [layouts[k] for k in table.operands[n]]
-            if all(b is not None for b in operands):
-                break
-        site = table.sites[n]
-        of_inputs[c] = any(
-            table.role(m) is Role.INPUT
-            or (table.role(m) is Role.MOVEMENT and of_inputs[table.operands[m][0]])
-            for m in nodes
-        )
-        known = [b for b in operands if b is not None]
-        layout = _layout(site.role, table, n, known, strides)
-        if c in outputs and site.role in LOOPS and not is_channels_last(layout[0]):
+        ways = [first, *nodes] if first is not None else nodes
+        n = next(n for n in ways if all(k in layouts for k in table.operands[n]))
+        layout = _layout(table.role(n), table, n, [layouts[k] for k in table.operands[n]], strides)
+        if c in outputs and table.role(n) in LOOPS and not is_channels_last(layout[0]):
             layout = (Buffer.contiguous(table.tensor(c)),)
         layouts[c] = layout
-    done = [b for b in layouts if b is not None]
+    return list(layouts.values())
+
+
+def _viewable(table: Choices, layouts: Sequence[Layout], backward: Sequence[bool]) -> list[bool]:
+    """Movements that strides allow as views. What is returned is row-major, and its memory nobody else's:
+    no output is a view of an input, and no gradient one of a value of the forward.
+    """
+    outputs = frozenset(table.roots[: len(table.joint.outputs)])
+    gradients = frozenset(table.roots[len(table.joint.outputs) :])
+    of_inputs = [False] * len(table.nodes)
     viewable = [False] * len(table.enodes)
-    for n, site in enumerate(table.sites):
-        if site.role is Role.MOVEMENT and (k := table.operands[n][0]) >= 0:
-            seen = view(site.op, site.attrs, table.tensor(table.owner[n]), done[k][0])
-            returned = table.owner[n] in outputs
-            viewable[n] = seen is not None and not (returned and (of_inputs[k] or not seen.is_contiguous))
-    return done, viewable
+    for c, nodes in enumerate(table.nodes):
+        for n in nodes:
+            site = table.sites[n]
+            if site.role is Role.INPUT:
+                of_inputs[c] = True
+            if site.role is not Role.MOVEMENT:
+                continue
+            k = table.operands[n][0]
+            of_inputs[c] = of_inputs[c] or of_inputs[k]
+            seen = view(site.op, site.attrs, table.tensor(c), layouts[k][0])
+            if seen is None:
+                continue
+            taken = (c in outputs and of_inputs[k]) or (c in gradients and (of_inputs[k] or not backward[k]))
+            viewable[n] = not taken and (seen.is_contiguous or not (c in outputs or c in gradients))
+    return viewable
 
 
 def _layout(

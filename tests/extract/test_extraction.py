@@ -254,6 +254,14 @@ def test_outputs_are_row_major_and_no_views_of_inputs() -> None:
     assert all(found.buffers[n].is_contiguous for n in found.joint.outputs)
 
 
+def test_no_gradient_is_a_view_of_a_forward_value() -> None:
+    x, z, ct = wide("x", 64, 32), wide("z", 2048), wide("ct", 64, 32)
+    y = exp(x)
+    made = joint([y], [ct], {x: mul(ct, y), z: reshape(y, (2048,))})
+    found = extract(egraph(made), H200)
+    assert reshape(y, (2048,)) in found.written
+
+
 def test_an_output_that_is_an_input_is_left_alone() -> None:
     x = wide("x", 64, 32)
     found = best(x, relu(x))
