@@ -318,6 +318,20 @@ def test_numbers_at_the_edges_of_their_dtypes(what: str) -> None:
     )
 
 
+def test_a_softmax_in_fp32_has_its_gradient_in_fp32() -> None:
+    """Of probabilities rounded to bf16 the gradient would be wrong by half, where one of them is near 1."""
+    x = torch.tensor([[9.0, -3, -3.5, -4, 0, 1, -2]], dtype=torch.bfloat16, requires_grad=True)
+    ct = torch.tensor([[0.5, -1, 0.25, 2, -0.75, 1, 0.125]], dtype=torch.bfloat16)
+
+    def gradient(function: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.autograd.grad(function(x), x, ct)[0]
+
+    def function(x: Tensor) -> Tensor:
+        return F.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
+
+    torch.testing.assert_close(gradient(compile(function, fullgraph=True)), gradient(function))
+
+
 def test_devices() -> None:
     """Numbers and constants come from the CPU; anything else that lies elsewhere is refused."""
 
