@@ -36,6 +36,7 @@ CHECKED = frozenset(
         aten.linalg_inv.default,
         aten.linalg_cholesky.default,
         aten.linalg_solve.default,
+        aten.linalg_tensorinv.default,
         aten.linalg_lu_factor.default,
         aten.linalg_ldl_factor.default,
     }
