@@ -23,7 +23,7 @@ STAGES = ("derive", "saturate", "extract", "schedule")
 
 
 def measure(layers: int, target: Target) -> dict[str, object]:
-    """CPU seconds by stage for a Llama's training graph, from its traced forward, and the extractor's report."""
+    """CPU seconds by stage for a Llama's training graph, from its traced forward; and what was found."""
     config = replace(SIZES["small"], layers=layers)
     model = Llama(config).to(torch.bfloat16)
     tokens = torch.zeros(4, config.context, dtype=torch.int64)

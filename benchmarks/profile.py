@@ -57,9 +57,8 @@ def main() -> None:
             times = kernel_times(training, batches, 4)
             total = sum(spent for _, spent in times.values())
             launches = sum(count for count, _ in times.values())
-            print(
-                f"== {name} {mode}: {total / 1e3:.2f} ms on the device, {launches} kernels, host {host:.2f} ms"
-            )
+            print(f"== {name} {mode}: {total / 1e3:.2f} ms on the device, {launches} kernels")
+            print(f"   {host:.2f} ms on the host")
             ranked = sorted(times.items(), key=lambda row: -row[1][1])
             for kernel, (count, spent) in ranked[: options.top]:
                 print(f"{spent:10.1f} us {count:5d} x  {kernel[:110]}")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from egcompile.ir.node import Node
 from egcompile.ops.build import constant
 from egcompile.ops.opdef import Kind, OpDef, Sample, register, same_type
-from egcompile.ops.pointwise import add, erf, exp, gt, mul, sub, where
+from egcompile.ops.pointwise import add, erf, exp, le, mul, sub, where
 
 
 def _activation(name: str, evaluate: Callable[..., Any], scalar: str) -> OpDef:
@@ -75,7 +75,7 @@ gelu_tanh = _composite("gelu_tanh", "x", lambda x: F.gelu(x, approximate="tanh")
 
 def _relu_backward(ct: Node, y: Node) -> Node:
     zero = constant(0.0, y)
-    return where(gt(y, zero), ct, zero)
+    return where(le(y, zero), zero, ct)  # a NaN passes the cotangent on
 
 
 def _sigmoid_backward(ct: Node, y: Node) -> Node:
