@@ -95,6 +95,8 @@ class _Call:
         imported = self.imported
         inputs = [args[i] for i in imported.input_indices]
         inputs = [x if x.device == self.device else x.to(self.device) for x in inputs]
+        if imported.mutated:
+            _refuse_overlap(args, [index for index, _ in imported.mutated])
         values = self.plan.run([*inputs, *imported.constants])
         for index, position in imported.mutated:
             args[index].copy_(values[position])
@@ -135,6 +137,18 @@ class _Specializing:
             call = self.calls[key] = self.compiler.specialize(args)
         self.calls.move_to_end(key)
         return call
+
+
+def _refuse_overlap(args: Sequence[Any], mutated: Sequence[int]) -> None:
+    """Raises TraceError where a change in place would be seen through a second argument."""
+    owners: dict[int, int] = {}
+    for i, x in enumerate(args):
+        if isinstance(x, Tensor) and not isinstance(x, torch.nn.Parameter) and x.numel():
+            first = owners.setdefault(x.untyped_storage().data_ptr(), i)
+            if first != i and (i in mutated or first in mutated):
+                raise TraceError(
+                    f"arguments {first} and {i} share memory and one is changed in place; clone it"
+                )
 
 
 def _device(inputs: Sequence[Tensor]) -> torch.device:

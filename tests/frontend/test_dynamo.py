@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import egcompile
 from egcompile import ops
+from egcompile.errors import TraceError
 from egcompile.frontend import trace
 from egcompile.frontend.dynamo import Argument, Capture, Imported
 from tests.models import CASES, Case
@@ -330,3 +331,16 @@ def test_a_view_of_an_argument_stays_one() -> None:
     with torch.no_grad():
         detached.fill_(7.0)
     assert (x == 7.0).all()
+
+
+def test_arguments_that_share_memory_are_not_changed_in_place() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    compiled = egcompile.compile(model)
+    compiled(torch.zeros(4), torch.zeros(2))
+    base = torch.zeros(4)
+    with pytest.raises(TraceError, match="share memory"):
+        compiled(base, base[:2])
+    assert (base == 0).all()
