@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from egcompile.extract.candidates import Candidate, Edge, Kernels
 from egcompile.extract.choices import Choices
@@ -35,19 +35,17 @@ def unfused(table: Choices, known: Facts) -> Plan:
 
 
 def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs: Costs) -> Plan:
-    """The cheapest e-node a class, seen alone; then what has one reader that can compute it is inlined."""
+    """The cheapest e-node a class, seen alone; then what only one kernel reads is computed inside it."""
     pick = _cheapest(table, known, costs)
-    readers = _readers(table, pick)
     around = {n: kernel for kernel in candidates for n in kernel.nodes}
-    edges = {id(kernel): _by_node(kernel) for kernel in candidates}
+    edges = {n: _by_node(kernel) for n, kernel in around.items()}
 
-    def inlinable(kernel: Candidate, edge: Edge) -> bool:
-        """Whether the picked e-node can be computed there, and what it cannot read is picked so too."""
-        picked = pick[edge.operand]
-        inner = edges[id(kernel)].get(picked, ())
-        return picked in edge.inline and all(e.readable or inlinable(kernel, e) for e in inner)
+    def viewed(n: int) -> bool:
+        return known.viewable[n] and known.memory[table.operands[n][0]]
 
-    def single(n: int) -> PlannedKernel:
+    home = _homes(table, pick, edges, viewed)
+
+    def fused(n: int) -> PlannedKernel:
         kernel = around[n]
         planned = PlannedKernel(kernel.root, n)
         stack = [n]
@@ -58,16 +56,52 @@ def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs:
             for position, constant in kernel.constants.get(m, ()):
                 planned.computed[table.owner[constant]] = constant
                 planned.inlined.add((m, position))
-            for edge in edges[id(kernel)].get(m, ()):
-                alone = readers[edge.operand] == 1 and inlinable(kernel, edge)
-                if edge.readable and not alone:
+            for edge in edges[n].get(m, ()):
+                if edge.readable and home.get(edge.operand) != n:
                     planned.reads[edge.operand] = None
                 else:
                     stack.append(pick[edge.operand])
                     planned.inlined.add((m, edge.position))
         return planned
 
-    return _assemble(table, pick, lambda n: known.viewable[n] and known.memory[table.operands[n][0]], single)
+    return _assemble(table, pick, viewed, fused)
+
+
+def _homes(
+    table: Choices,
+    pick: Sequence[int],
+    edges: Mapping[int, Mapping[int, Sequence[Edge]]],
+    viewed: Callable[[int], bool],
+) -> dict[int, int]:
+    """Class -> the e-node whose kernel is the only one that reads it, and can compute it inside."""
+
+    known: dict[tuple[int, int], bool] = {}
+
+    def fits(root: int, edge: Edge) -> bool:
+        """Whether the picked e-node can be computed there, and what it cannot read is picked so too."""
+        picked = pick[edge.operand]
+        if (root, picked) not in known:
+            inner = edges[root].get(picked, ())
+            known[root, picked] = all(e.readable or fits(root, e) for e in inner)
+        return picked in edge.inline and known[root, picked]
+
+    home: dict[int, int] = {}
+    readers = _readers(table, pick)
+    for c in sorted(readers, reverse=True):
+        kernels: set[int | None] = {None} if c in table.roots else set()
+        for m in readers[c]:
+            reader = table.owner[m]
+            if reader in home:
+                kernels.add(home[reader])
+            else:
+                kernels.add(None if table.role(m) is Role.MOVEMENT and viewed(m) else m)
+        (root, *others) = kernels
+        if others or root is None or root not in edges:
+            continue
+        entering = [e for m in readers[c] for e in edges[root].get(m, ()) if e.operand == c]
+        if entering and all(fits(root, e) for e in entering):
+            home[c] = root
+    return home
 
 
 def _by_node(kernel: Candidate) -> dict[int, list[Edge]]:
@@ -151,22 +185,18 @@ def _constant(table: Choices, c: int) -> bool:
     return any(table.role(n) is Role.CONSTANT for n in table.nodes[c])
 
 
-def _readers(table: Choices, pick: Sequence[int]) -> dict[int, int]:
-    """How many picked e-nodes read each class, roots counted as readers."""
-    count: dict[int, int] = {}
-    seen: set[int] = set()
-    stack = list(table.roots)
-    for c in table.roots:
-        count[c] = count.get(c, 0) + 2
+def _readers(table: Choices, pick: Sequence[int]) -> dict[int, list[int]]:
+    """The picked e-nodes that read each class that the roots need."""
+    readers: dict[int, list[int]] = {c: [] for c in table.roots}
+    stack = list(readers)
     while stack:
-        c = stack.pop()
-        if c in seen:
-            continue
-        seen.add(c)
-        for k in dict.fromkeys(table.operands[pick[c]]):
-            count[k] = count.get(k, 0) + 1
-            stack.append(k)
-    return count
+        n = pick[stack.pop()]
+        for k in dict.fromkeys(table.operands[n]):
+            if k not in readers:
+                readers[k] = []
+                stack.append(k)
+            readers[k].append(n)
+    return readers
 
 
 def as_values(
