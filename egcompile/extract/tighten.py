@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from egcompile.extract.candidates import Edge
 from egcompile.extract.dominators import bits, needs, node_computed, node_stored
 from egcompile.extract.formulate import Builder
-from egcompile.extract.fusible import LOOPS, Role
+from egcompile.extract.fusible import Role
 
 MOST_READERS = 6
 """Kernels that may write and read a class up to which each pair of them gets a clause."""
+
+MANY_KERNELS = 12
+"""Kernels that may compute an e-node, on average, from which on a graph is dense."""
 
 
 def tighten(made: Builder) -> None:
@@ -65,7 +68,11 @@ def _shared(made: Builder, needed: Sequence[tuple[int, int]], options: Callable[
 
 
 def _somewhere(made: Builder) -> None:
-    """What is picked is computed in a kernel or is a view; so is each operand, or that is in memory."""
+    """What is picked is computed in a kernel or is a view; so is each operand, or that is in memory.
+
+    Only along chains of row reductions, or where any kernel may compute much of the graph: there the
+    relaxation is far off without. Elsewhere these clauses cost the solver more than they save.
+    """
     at = made.at
     inside: dict[int, list[int]] = defaultdict(list)
     operands: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -75,8 +82,9 @@ def _somewhere(made: Builder) -> None:
                 inside[n].append(at.computed[index, n])
         for edge in kernel.edges:
             operands[edge.node, edge.operand].extend(at.computed[index, m] for m in edge.inline)
+    dense = sum(map(len, inside.values())) > MANY_KERNELS * len(inside)
     for n, variable in at.picked.items():
-        if made.table.role(n) not in LOOPS:
+        if n not in inside or not (dense or made.known.carried[n]):
             continue
         viewed = [at.viewed[n]] if n in at.viewed else []
         made.program.implies(variable, *inside[n], *viewed)
