@@ -43,7 +43,9 @@ SAMPLES = 2
 PATIENCE = 60
 """Seconds for one sample, beyond which it counts as wrong."""
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+TOLERANCE = 1e-9
+INEXACT = {"nn_functional_hardsigmoid": 1e-7}
+"""Ops that ATen itself has with less: its hardsigmoid's derivative is 1/6 in fp32, whatever the dtype."""
 
 
 @dataclass
@@ -178,7 +180,7 @@ def _check_sample(info: Any, sample: Any, outcome: Outcome) -> None:
         elif chance:  # it draws otherwise than eager; its shape is all there is to compare
             if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
                 outcome.note("wrong", f"result {i} is of another type")
-        elif not _same(mine, theirs):
+        elif not _same(mine, theirs, INEXACT.get(outcome.op, TOLERANCE)):
             outcome.note("wrong", f"result {i} of {len(found)} differs: {_difference(mine, theirs)}")
 
 
@@ -207,11 +209,11 @@ def _gradients(
     return [*(y.detach() for y in outputs), *gradients]
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
+def _same(a: Tensor | None, b: Tensor | None, tolerance: float = TOLERANCE) -> bool:
     if a is None or b is None:
         return a is b
     try:
-        torch.testing.assert_close(a, b, equal_nan=True, **TOLERANCE)
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=tolerance, atol=tolerance)
     except AssertionError:
         return False
     return True

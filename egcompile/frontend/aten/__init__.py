@@ -43,7 +43,24 @@ CHECKED = frozenset(
 )
 """Ops that raise for some values, in a decomposition as a call without a result; whole, they are opaque."""
 
-KEPT = frozenset({*TABLE, *RANDOM, *CHECKED})
+OTHERWISE_DIFFERENTIATED = frozenset(
+    {
+        aten._euclidean_dist.default,
+        aten.binary_cross_entropy.default,
+        aten.sinc.default,
+        aten.special_entr.default,
+        aten.special_log_ndtr.default,
+        aten.special_xlog1py.default,
+        aten.special_xlog1py.other_scalar,
+        aten.special_xlog1py.self_scalar,
+        aten.xlogy.Tensor,
+        aten.xlogy.Scalar_Self,
+        aten.xlogy.Scalar_Other,
+    }
+)
+"""Ops whose decomposition has their value, but at some points another gradient, mostly NaN: opaque too."""
+
+KEPT = frozenset({*TABLE, *RANDOM, *CHECKED, *OTHERWISE_DIFFERENTIATED})
 """The overloads that are imported whole: what no decomposition may take apart."""
 
 __all__ = ["KEPT", "RANDOM", "TABLE"]

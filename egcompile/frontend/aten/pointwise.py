@@ -168,6 +168,20 @@ def _lerp(out: TensorType, a: Operand, b: Operand, weight: Operand) -> Node:
     return ops.where(ops.lt(ops.abs(w), operand(0.5, out)), near_a, near_b)
 
 
+def _hardsigmoid(out: TensorType, x: Node) -> Node:
+    """`clamp(x + 3, 0, 6) / 6`, whose gradient is 0 at its two corners."""
+    line = ops.add(ops.mul(x, operand(1 / 6, out)), operand(0.5, out))
+    upper = ops.where(ops.ge(x, operand(3, out)), operand(1, out), line)
+    return ops.where(ops.le(x, operand(-3, out)), operand(0, out), upper)
+
+
+def _hardswish(out: TensorType, x: Node) -> Node:
+    """`x clamp(x + 3, 0, 6) / 6`, whose gradient is 0 at -3 and 1 at 3."""
+    line = ops.mul(ops.mul(x, ops.add(x, operand(3, out))), operand(1 / 6, out))
+    upper = ops.where(ops.ge(x, operand(3, out)), x, line)
+    return ops.where(ops.le(x, operand(-3, out)), operand(0, out), upper)
+
+
 def _same(out: TensorType, x: Operand, *_: Any) -> Node:
     """The same values: a copy, or a hint about memory."""
     return operand(x, out)
@@ -227,6 +241,8 @@ POINTWISE: dict[Any, Any] = {
     aten.silu.default: _unary(ops.silu),
     aten.gelu.default: _gelu,
     aten.leaky_relu.default: _leaky_relu,
+    aten.hardsigmoid.default: _hardsigmoid,
+    aten.hardswish.default: _hardswish,
     # ---- comparison and choice ----
     aten.eq.Tensor: _compare(ops.eq),
     aten.eq.Scalar: _compare(ops.eq),

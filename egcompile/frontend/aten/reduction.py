@@ -59,6 +59,25 @@ def _var(out: TensorType, x: Node, dims: Any, correction: Scalar | None, keepdim
     return reshape(variance(x, dims, 1 if correction is None else correction)[0], out.shape)
 
 
+def _std(out: TensorType, x: Node, dims: Any, correction: Scalar | None, keepdim: bool) -> Node:
+    square = variance(x, dims, 1 if correction is None else correction)[0]
+    return reshape(_root(square), out.shape)
+
+
+def _std_mean(
+    out: Sequence[TensorType], x: Node, dims: Any, correction: Scalar | None, keepdim: bool
+) -> tuple[Node, ...]:
+    square, mean = variance(x, dims, 1 if correction is None else correction)
+    return reshape(_root(square), out[0].shape), reshape(mean, out[1].shape)
+
+
+def _root(square: Node) -> Node:
+    """The root of a variance, with a gradient of 0 where that is 0."""
+    constant = ops.eq(square, operand(0, square.tensor))
+    root = ops.sqrt(ops.where(constant, operand(1, square.tensor), square))
+    return ops.where(constant, operand(0, square.tensor), root)
+
+
 def _var_mean(
     out: Sequence[TensorType], x: Node, dims: Any, correction: Scalar | None, keepdim: bool
 ) -> tuple[Node, ...]:
@@ -114,6 +133,8 @@ REDUCTION: dict[Any, Any] = {
     aten.amax.default: _reduction(ops.amax),
     aten.amin.default: _reduction(ops.amin),
     aten.var.correction: _var,
+    aten.std.correction: _std,
+    aten.std_mean.correction: _std_mean,
     aten.var_mean.correction: _var_mean,
     aten.logsumexp.default: _logsumexp,
 }
