@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,24 @@ def test_outputs_without_a_cotangent() -> None:
             torch.autograd.grad(expected_h.sin().sum() + expected_loss, parameters),
         )
     assert [mask for _, mask in plan._compiled] == [(False, True), (True, True)]
+
+
+@pytest.mark.parametrize("used", [u for n in (1, 2, 3) for u in itertools.combinations(range(3), n)], ids=str)
+def test_what_no_used_output_needs_has_no_gradient(used: tuple[int, ...]) -> None:
+    """None as in eager, at the first step too; and an infinite derivative of an unused output stays out."""
+
+    def model(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return x * w, (x + v).sqrt(), v * 2
+
+    compiled = compile(model, fullgraph=True)
+    leaves = [torch.arange(3.0, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for _ in range(3):
+        theirs, ours = (
+            torch.autograd.grad([f(*leaves)[i].sum() for i in used], leaves, allow_unused=True)
+            for f in (model, compiled)
+        )
+        assert [g is None for g in ours] == [g is None for g in theirs]
+        close([g for g in ours if g is not None], [g for g in theirs if g is not None])
 
 
 def test_frozen_parameters() -> None:

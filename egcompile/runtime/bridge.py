@@ -109,12 +109,13 @@ class PlanFunction(torch.autograd.Function):
         present = [ct is not None for ct in cotangents]
         if present != guessed:
             executable.mispredicted(tuple(present))
-        if torch.is_grad_enabled() or any(p and not g for p, g in zip(present, guessed, strict=True)):
+        # zeros for a missing cotangent would not do: eager's gradient may be None, and 0 inf is NaN
+        if torch.is_grad_enabled() or present != guessed:
             return None, *_by_vjp(executable, saved, cotangents, ctx.needs_input_grad[1:])
         del saved[executable.taken :]
         for ct, buffer in zip(cotangents, executable.cotangents, strict=True):
-            if buffer is not None:
-                saved.append(_cotangent(ct, buffer, device))
+            if ct is not None and buffer is not None:
+                saved.append(ct if ct.stride() == buffer.strides else laid_out(ct, buffer.strides))
         assert executable.backward is not None
         return None, *executable.backward(saved)
 
@@ -130,10 +131,3 @@ def _by_vjp(
     for position, place in executable.kept.items():
         inputs[position] = saved[place]
     return executable.vjp(tuple(ct is not None for ct in cotangents), needed)(inputs, cotangents)
-
-
-def _cotangent(ct: Tensor | None, buffer: Buffer, device: torch.device) -> Tensor:
-    """A cotangent as the backward was compiled for: zeros for none, a copy where it lies otherwise."""
-    if ct is None:
-        ct = torch.zeros((), dtype=buffer.type.dtype, device=device).expand(buffer.type.shape)
-    return ct if ct.stride() == buffer.strides else laid_out(ct, buffer.strides)
