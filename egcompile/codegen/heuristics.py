@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 
 from egcompile.target import Target
 
-WHOLE_ROW = 16384
-"""The widest row that a program holds in registers; with sums over rows beside it, half of that."""
+WHOLE_ROW = 32768
+"""The widest row that a program holds in registers; with sums over rows beside it, a quarter of that."""
 
 L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
@@ -62,11 +62,11 @@ def pow2(n: int) -> int:
 
 
 def flat_config(length: int, numel: int, target: Target) -> Config:
-    """Pointwise work on `numel` points in runs of `length`: 8 a thread, fewer where that leaves SMs idle."""
-    block = 1024
+    """Pointwise work on `numel` points in runs of `length`: 16 a thread, fewer where that leaves SMs idle."""
+    block = 2048
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2
-    return Config(1, min(block, pow2(length)), max(1, min(4, block // 256)), 1)
+    return Config(1, min(block, pow2(length)), max(1, min(4, block // 512)), 1)
 
 
 def transposing_config(rows: int, cols: int) -> Config:
@@ -90,7 +90,7 @@ def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
 
 def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     """Tiles of a row nest; `sums` where sums over rows are accumulated beside it."""
-    width, limit = pow2(shape.cols), WHOLE_ROW // 2 if sums else WHOLE_ROW
+    width, limit = pow2(shape.cols), WHOLE_ROW // 4 if sums else WHOLE_ROW
     if not shape.along_cols:
         rows = min(32, pow2(shape.rows))
         cols = width if width * rows <= 8192 else 8192 // rows
@@ -103,9 +103,9 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
-    warps = max(1, min(16, rows * width // 512))
     if not sums:
-        return Config(rows, width, warps, 1)
+        return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
+    warps = max(1, min(16, rows * width // 512))
     # As many programs as run at once: one more would be a second wave.
     registers = 24 + shape.words * rows * width / (32 * warps)
     resident = max(1, min(8, int(65536 / (32 * warps * min(registers, 255)))))
@@ -131,7 +131,7 @@ def columns_config(shape: Shape, target: Target) -> Config:
         cols = min(max(1, 2048 // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
     parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
-    return Config(rows, cols, max(1, min(8, rows * cols // 512)), 1, parts)
+    return Config(rows, cols, max(1, min(8, rows * cols // 512)), 3, parts)
 
 
 def balanced(tiles: int, programs: int) -> int:
