@@ -366,9 +366,9 @@ def test_devices() -> None:
     x = torch.ones(3, device="meta")
     torch.compile(function, backend=looking, fullgraph=True)(x, torch.tensor(2.0))
     (constant,) = calls[0].imported.constants
-    assert calls[0].device == constant.device == x.device
+    assert calls[0].imported.device == constant.device == x.device
     close(compile(function, fullgraph=True)(torch.ones(3), torch.tensor(2.0)), torch.tensor([3.0, 4.0, 5.0]))
-    with pytest.raises(Exception, match="one graph has inputs on cpu, meta"):
+    with pytest.raises(Exception, match="one graph has tensors on cpu, meta"):
         compile(lambda a, b: (a + 1, b + 1))(torch.ones(3), x)
 
 
