@@ -196,7 +196,8 @@ class Plan:
         taken = [position[name] for name in saved]
         first = len(forward.inputs)
         drawn = range(first + len(outputs), first + len(outputs) + self._draws)
-        kept = {i: i for i in self._kept(compiled.derived)} | {first + i: p for i, p in enumerate(drawn)}
+        kept = {i: i for i in self._kept(compiled.derived, flows)}
+        kept |= {first + i: p for i, p in enumerate(drawn)}
         places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept.values())))}
         return Executable(
             module.forward,
@@ -214,10 +215,13 @@ class Plan:
             mispredicted=functools.partial(self._mispredicted, needed),
         )
 
-    def _kept(self, derived: Joint) -> tuple[int, ...]:
-        """The inputs that a vjp may read: for these gradients, and for outputs without a cotangent here."""
+    def _kept(self, derived: Joint, flows: Mask) -> tuple[int, ...]:
+        """The inputs that a vjp may read: for these gradients, and for the outputs without a cotangent here
+        that may have one (a running statistic's update never has).
+        """
         roots = [g for g in derived.gradients if g is not None]
-        roots += [y for y, ct in zip(self.graph.outputs, derived.cotangents) if ct is None]
+        outputs = zip(self.graph.outputs, derived.cotangents, flows, strict=False)
+        roots += [y for y, ct, flow in outputs if ct is None and flow]
         return _reached(roots, derived.primals)
 
     # ---- looking ----
