@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
 from egcompile.errors import TraceError
-from egcompile.frontend.dynamo import Argument, Capture, Imported
+from egcompile.frontend.dynamo import Argument, Capture, Imported, Number
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
 from egcompile.pipeline import Mode, mode_of
@@ -67,9 +67,9 @@ class _Compiler:
     opaque: bool
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """A callable for arguments of these sizes and numbers; raises TraceError for two devices."""
+        """A callable for arguments of these sizes and numbers; raises as `Capture.specialize` does."""
         imported = self.capture.specialize(args, opaque=self.opaque)
-        device = _device([args[i] for i in imported.input_indices])
+        device = imported.device
         imported = replace(imported, constants=tuple(x.to(device) for x in imported.constants))
         tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
         plan = Plan(
@@ -80,21 +80,20 @@ class _Compiler:
             strides=[x.stride() for x in tensors],
             volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
         )
-        return _Call(imported, plan, device)
+        return _Call(imported, plan)
 
 
 class _Call:
     """Runs a plan with the captured graph's calling convention."""
 
-    def __init__(self, imported: Imported, plan: Plan, device: torch.device) -> None:
+    def __init__(self, imported: Imported, plan: Plan) -> None:
         self.imported = imported
         self.plan = plan
-        self.device = device
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         imported = self.imported
         inputs = [args[i] for i in imported.input_indices]
-        inputs = [x if x.device == self.device else x.to(self.device) for x in inputs]
+        inputs = [x if x.device == imported.device else x.to(imported.device) for x in inputs]
         if imported.mutated:
             _refuse_overlap(args, [index for index, _ in imported.mutated])
         values = self.plan.run([*inputs, *imported.constants])
@@ -105,6 +104,8 @@ class _Call:
             match output:
                 case int():
                     results.append(values[output])
+                case Number(position):
+                    results.append(values[position].cpu())
                 case Argument():
                     results.append(output.of(args))
                 case Constant():
@@ -149,16 +150,6 @@ def _refuse_overlap(args: Sequence[Any], mutated: Sequence[int]) -> None:
                 raise TraceError(
                     f"arguments {first} and {i} share memory and one is changed in place; clone it"
                 )
-
-
-def _device(inputs: Sequence[Tensor]) -> torch.device:
-    """The device of a graph's inputs. As in PyTorch, numbers as 0-d tensors on a CPU may stand among them."""
-    devices = list(dict.fromkeys(x.device for x in inputs if x.ndim or x.device.type != "cpu"))
-    if len(devices) > 1:
-        raise TraceError(
-            f"one graph has inputs on {', '.join(map(str, devices))}; compile each part for itself"
-        )
-    return devices[0] if devices else torch.device("cpu")
 
 
 def _key(argument: Any) -> Any:

@@ -27,7 +27,7 @@ def explain(compiled: Compiled) -> str:
         "recognized": _recognized(compiled.derived.graph),
         "opaque": _opaque(compiled.derived.graph),
         "rules": str(compiled.report).splitlines(),
-        "kernels": _kernels(compiled.schedule),
+        "kernels": [*_kernels(compiled.schedule), *_shared(compiled.schedule)],
         "not fused": _refused(compiled.extraction),
         "extraction": [str(compiled.extraction.stats)],
         "saved for the backward": _saved(compiled.schedule),
@@ -77,6 +77,10 @@ def _kernels(schedule: Schedule) -> list[str]:
         places = _joined(place for run in runs for place in run.origins)
         lines.append(f"{len(runs)} x {kernel.name}: {what} ({places or 'no place in the model'})")
     return lines
+
+
+def _shared(schedule: Schedule) -> list[str]:
+    return [f"{schedule.shared} small kernels share another's launch"] if schedule.shared else []
 
 
 def _refused(extraction: Extraction) -> list[str]:

@@ -23,7 +23,7 @@ from egcompile.ir.node import Node, topological
 from egcompile.ir.types import TensorType
 from egcompile.ir.verify import verify
 from egcompile.pipeline import Compiled, Mode, compile_graph, launches
-from egcompile.runtime.aten import laid_out
+from egcompile.runtime.aten import has_strides, laid_out, overlaps
 from egcompile.runtime.bridge import Executable, Gradients, Mask, Vjp, run
 from egcompile.runtime.loader import load
 from egcompile.schedule.kernel import Buffer, Launch, contiguous_strides
@@ -90,8 +90,9 @@ class Plan:
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """The outputs: one tensor, or a tuple of several.
 
-        Raises TypeMismatch for other shapes, dtypes or devices. An input that lies otherwise in memory than
-        the plan expects is copied.
+        Raises TypeMismatch for other shapes, dtypes or devices, and for what is no dense tensor. An input
+        that lies otherwise in memory than the plan expects is copied; where the plan expects elements that
+        share memory, as an expanded tensor's do, that is a TypeMismatch too.
         """
         outputs = self.run(self.accept(inputs))
         return outputs[0] if len(outputs) == 1 else outputs
@@ -109,13 +110,16 @@ class Plan:
         """The inputs as the plan expects them; raises TypeMismatch where they cannot be."""
         if len(inputs) != len(self.inputs):
             raise TypeMismatch(f"the plan takes {len(self.inputs)} inputs, {self._names}, got {len(inputs)}")
-        device = inputs[0].device if inputs else None
+        device = next((x.device for x in inputs if isinstance(x, Tensor)), None)
         accepted = []
         for x, buffer, name in zip(inputs, self.inputs, self._names, strict=True):
+            if not isinstance(x, Tensor) or x.layout != torch.strided:
+                found = f"a tensor of layout {x.layout}" if isinstance(x, Tensor) else repr(x)
+                raise TypeMismatch(f"{name}: the plan takes {buffer.type}, got {found}")
             if x.shape != buffer.type.shape or x.dtype != buffer.type.dtype or x.device != device:
                 found = f"{TensorType.of(x)} on {x.device}"
                 raise TypeMismatch(f"{name}: the plan takes {buffer.type} on {device}, got {found}")
-            accepted.append(x if x.stride() == buffer.strides else laid_out(x, buffer.strides))
+            accepted.append(x if x.stride() == buffer.strides else _laid_out(x, buffer, name))
         if device is not None and device.type != self.target.kind and not _interpreted(device):
             raise TypeMismatch(f"{self._names[0]} is on {device}; the plan is for {self.target.name}")
         return accepted
@@ -192,7 +196,8 @@ class Plan:
         taken = [position[name] for name in saved]
         first = len(forward.inputs)
         drawn = range(first + len(outputs), first + len(outputs) + self._draws)
-        kept = {i: i for i in self._kept(compiled.derived)} | {first + i: p for i, p in enumerate(drawn)}
+        kept = {i: i for i in self._kept(compiled.derived, flows)}
+        kept |= {first + i: p for i, p in enumerate(drawn)}
         places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept.values())))}
         return Executable(
             module.forward,
@@ -210,10 +215,13 @@ class Plan:
             mispredicted=functools.partial(self._mispredicted, needed),
         )
 
-    def _kept(self, derived: Joint) -> tuple[int, ...]:
-        """The inputs that a vjp may read: for these gradients, and for outputs without a cotangent here."""
+    def _kept(self, derived: Joint, flows: Mask) -> tuple[int, ...]:
+        """The inputs that a vjp may read: for these gradients, and for the outputs without a cotangent here
+        that may have one (a running statistic's update never has).
+        """
         roots = [g for g in derived.gradients if g is not None]
-        roots += [y for y, ct in zip(self.graph.outputs, derived.cotangents) if ct is None]
+        outputs = zip(self.graph.outputs, derived.cotangents, flows, strict=False)
+        roots += [y for y, ct, flow in outputs if ct is None and flow]
         return _reached(roots, derived.primals)
 
     # ---- looking ----
@@ -291,6 +299,16 @@ class VjpPlan:
         values = [*(inputs[i] for i in self._read), *(ct for ct in cotangents if ct is not None)]
         results = iter(self.plan.run(self.plan.accept([v for v in values if v is not None])))
         return tuple(None if g is None else next(results) for g in self._gradients)
+
+
+def _laid_out(x: Tensor, buffer: Buffer, name: str) -> Tensor:
+    """An input as its buffer lies; raises TypeMismatch where a copy cannot lie so."""
+    if not has_strides(x, buffer.strides) and overlaps(buffer.type.shape, buffer.strides):
+        raise TypeMismatch(
+            f"{name}: the plan takes {buffer.type} with the strides {buffer.strides}, whose elements share "
+            f"memory; got the strides {x.stride()}: make the plan for a contiguous {name}"
+        )
+    return laid_out(x, buffer.strides)
 
 
 def _differentiable(graph: Graph, needed: Sequence[bool]) -> Mask:

@@ -202,6 +202,11 @@ def test_a_plan_refuses_other_inputs() -> None:
         (values[0].float(), rf"{names[0]}: the plan takes f64\[12\] on cpu, got f32\[12\] on cpu"),
         (values[0][:3], rf"{names[0]}: the plan takes f64\[12\] on cpu, got f64\[3\]"),
         (values[0].to("meta"), "on meta"),
+        (values[0].to(torch.complex64), rf"{names[0]}: .*, got torch.complex64\[12\]"),
+        (values[0].to_sparse(), rf"{names[0]}: .*, got a tensor of layout torch.sparse_coo"),
+        (None, rf"{names[0]}: the plan takes f64\[12\], got None"),
+        (2.0, rf"{names[0]}: .*, got 2.0"),
+        ([values[0]], rf"{names[0]}: .*, got \["),
     ):
         with pytest.raises(TypeMismatch, match=message):
             plan(wrong, *values[1:])
@@ -216,6 +221,35 @@ def test_a_plan_copies_inputs_that_lie_otherwise() -> None:
     outputs = plan(*values[:3], x, values[4])
     assert isinstance(outputs, tuple)
     close(torch.autograd.grad(outputs[1], x), torch.autograd.grad(model(x, inputs[1])[1], x))
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [torch.randn(1, 4).expand(3, 4), torch.randn(()).expand(3, 4), torch.randn(6).unfold(0, 4, 1)],
+    ids=["expanded", "one element", "windows"],
+)
+def test_elements_that_share_memory(shared: Tensor) -> None:
+    """A plan made for them takes no others; `compile` compiles again."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return x * w
+
+    w, dense = torch.randn(3, 4), torch.randn(3, 4)
+    plan = optimize(trace(function, (shared, w)), target="cpu")
+    close(plan(shared, w), shared * w)
+    for other in (dense, dense.t().contiguous().t(), torch.randn(3, 1).expand(3, 4)):
+        if other.stride() != shared.stride():
+            with pytest.raises(TypeMismatch, match=r"x: .* whose elements share memory; .* contiguous x"):
+                plan(other, w)
+    close(optimize(trace(function, (dense, w)), target="cpu")(shared, w), shared * w)
+    compiled = compile(function, fullgraph=True)
+    for x in (shared, dense, shared):
+        close(compiled(x, w), x * w)
+
+
+def test_axes_of_one_element_have_any_stride() -> None:
+    plan = optimize(trace(lambda x: x * 2, (torch.randn(1, 4)[:, :].expand(1, 4),)), target="cpu")
+    close(plan(torch.ones(4, 1).t()), torch.full((1, 4), 2.0))
 
 
 def test_what_a_plan_shows() -> None:
@@ -366,9 +400,9 @@ def test_devices() -> None:
     x = torch.ones(3, device="meta")
     torch.compile(function, backend=looking, fullgraph=True)(x, torch.tensor(2.0))
     (constant,) = calls[0].imported.constants
-    assert calls[0].device == constant.device == x.device
+    assert calls[0].imported.device == constant.device == x.device
     close(compile(function, fullgraph=True)(torch.ones(3), torch.tensor(2.0)), torch.tensor([3.0, 4.0, 5.0]))
-    with pytest.raises(Exception, match="one graph has inputs on cpu, meta"):
+    with pytest.raises(Exception, match="one graph has tensors on cpu, meta"):
         compile(lambda a, b: (a + 1, b + 1))(torch.ones(3), x)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import egcompile
 from benchmarks.resnet import bottleneck
@@ -107,6 +108,30 @@ def test_a_cumulative_average_of_statistics() -> None:
         x = torch.randn(IMAGE, dtype=torch.float64)
         close(compiled(x), model(x))
     close(dict(twin.named_buffers()), dict(model.named_buffers()))
+
+
+class Clones(TorchDispatchMode):
+    """Counts copies of whole tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_statistics_that_the_backward_does_not_read_are_not_copied() -> None:
+    """Those of training are changed after the call, those of evaluation are not."""
+    for training in (True, False):
+        model, x = make("bottleneck")
+        traced = egcompile.trace(model.train(training), (x,))
+        plan = egcompile.optimize(traced)
+        plan(*traced.state, x)
+        with Clones() as clones:
+            plan(*traced.state, x)
+        assert clones.count == 0
 
 
 SMALL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from egcompile.codegen.foreach import Foreach, foreach, items
 from egcompile.codegen.gemm import render_contraction
 from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
@@ -51,13 +52,16 @@ class _Division:
 
     def __init__(self, name: str, target: Target, config: Config | None, taken: set[str]) -> None:
         self.name, self.target, self.config, self.taken = name, target, config, taken
-        self.steps: list[JitFunction | Allocation] = []
+        self.steps: list[JitFunction | Foreach | Allocation] = []
         self.functions: set[str] = set()
 
     def divide(self, kernel: Kernel, role: str = "") -> None:
         """Appends the nests that compute the kernel's outputs."""
         kernel = _restrict(kernel, [i for i, b in enumerate(kernel.outputs) if b.type.numel])
         if not any(node.op.kind is Kind.REDUCTION for node in kernel.body.nodes):
+            if len(parts := items(kernel)) > 1:
+                self.steps.append(self.foreach(parts, role))
+                return
             for numel in dict.fromkeys(b.type.numel for b in kernel.outputs):
                 same = [i for i, b in enumerate(kernel.outputs) if b.type.numel == numel]
                 part = _restrict(kernel, same)
@@ -74,6 +78,13 @@ class _Division:
         self.render(nest, role)
         if left:
             self.divide(_restrict(kernel, left), role)
+
+    def foreach(self, parts: Sequence[Kernel], role: str) -> Foreach:
+        def render(kernel: Kernel) -> JitFunction:
+            return pointwise_function(self.function_name("item"), kernel, self.target, config, program="part")
+
+        config = self.take_config()
+        return foreach(self.function_name(role), parts, render)
 
     def take_config(self) -> Config | None:
         """The caller's overrides, which are for the first nest."""

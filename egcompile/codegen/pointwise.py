@@ -16,8 +16,12 @@ from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
 
 
-def pointwise_function(name: str, kernel: Kernel, target: Target, config: Config | None) -> JitFunction:
+def pointwise_function(
+    name: str, kernel: Kernel, target: Target, config: Config | None, program: str = ""
+) -> JitFunction:
     """The jit function of a body of pointwise and movement ops, all of whose outputs have one size.
+
+    `program` names the parameter that is the program's number, where another function calls this one.
 
     Raises CompileError for an op that is neither.
     """
@@ -40,9 +44,9 @@ def pointwise_function(name: str, kernel: Kernel, target: Target, config: Config
         settings = flat_config(inner, points.size, target).override(config)
     else:
         settings = flat_config(points.size, points.size, target).override(config)
-        return _flat(name, kernel, points, writes, settings)
+        return _flat(name, kernel, points, writes, settings, program)
     writes, walk = _writes(kernel, _in_order(digits, order))
-    return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded))
+    return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded), program)
 
 
 def _in_order(digits: Sequence[Index], order: Sequence[int]) -> Indices:
@@ -119,10 +123,14 @@ def parameters(kernel: Kernel) -> tuple[str, ...]:
     return (*(node.attr("name") for node in kernel.body.inputs), *kernel.body.output_names)
 
 
-def program_id(axis: int, kernel: Kernel) -> str:
-    """A program's number, wide enough to be multiplied into any offset of the kernel."""
+def program_id(axis: int, kernel: Kernel, program: str = "") -> str:
+    """A program's number, wide enough to be multiplied into any offset of the kernel.
+
+    It is the program's along that axis of the grid, or what is named `program`.
+    """
     wide = max((span(b) for b in (*kernel.inputs, *kernel.outputs)), default=0) >= 2**31
-    return f"tl.program_id({axis}).to(tl.int64)" if wide else f"tl.program_id({axis})"
+    number = program or f"tl.program_id({axis})"
+    return f"{number}.to(tl.int64)" if wide else number
 
 
 def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Tile:
@@ -130,10 +138,12 @@ def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Til
     return Tile(pointers(kernel), {}, [Scope(axes)], hints=hints, exact=not is_narrow(kernel))
 
 
-def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config) -> JitFunction:
+def _flat(
+    name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config, program: str
+) -> JitFunction:
     block = config.block_cols
     index = Value(
-        f"{program_id(0, kernel)} * BLOCK + tl.arange(0, BLOCK)",
+        f"{program_id(0, kernel, program)} * BLOCK + tl.arange(0, BLOCK)",
         axes=frozenset({points}),
         hint="offsets",
         inline=False,
@@ -147,7 +157,7 @@ def _flat(name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], conf
         )
     tile.axes[points] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, {"BLOCK": block}, (-(-points.size // block),), config)
+    return _function(name, kernel, tile, {"BLOCK": block}, (-(-points.size // block),), config, program)
 
 
 def _tiled(
@@ -157,13 +167,14 @@ def _tiled(
     writes: Sequence[Write],
     config: Config,
     guarded: bool,
+    program: str,
 ) -> JitFunction:
     """A program a tile of rows x cols; of one row, where no guard asks for a tile (see `Reducer`)."""
     batch, rows, cols = axes
     constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
     tile = _tile(kernel, frozenset(axes), writes)
     down, across = -(-rows.size // config.block_rows), -(-cols.size // config.block_cols)
-    pid = tile.emit(Value(program_id(0, kernel), hint="pid", inline=False))
+    pid = tile.emit(Value(program_id(0, kernel, program), hint="pid", inline=False))
     if batch.size > 1:
         number = Value(
             f"{{0}} // {down * across}", (pid,), axes=frozenset({batch}), hint="batch", inline=False
@@ -193,7 +204,7 @@ def _tiled(
             mask = tile.emit(Value(f"{{0}} < {axis.size}", (index,), axes=own, hint=f"{axis.name}_mask"))
         tile.axes[axis] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, constants, (down * across * batch.size,), config)
+    return _function(name, kernel, tile, constants, (down * across * batch.size,), config, program)
 
 
 def _store_all(tile: Tile, writes: Sequence[Write]) -> None:
@@ -203,7 +214,13 @@ def _store_all(tile: Tile, writes: Sequence[Write]) -> None:
 
 
 def _function(
-    name: str, kernel: Kernel, tile: Tile, constants: dict[str, int], grid: tuple[int, ...], config: Config
+    name: str,
+    kernel: Kernel,
+    tile: Tile,
+    constants: dict[str, int],
+    grid: tuple[int, ...],
+    config: Config,
+    program: str,
 ) -> JitFunction:
     block = tile.scopes[0].block
-    return JitFunction(name, "", parameters(kernel), constants, grid, config.num_warps, block)
+    return JitFunction(name, "", parameters(kernel), constants, grid, config.num_warps, block, program)

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
@@ -33,6 +34,7 @@ class JitFunction:
     tensors     that it may read or write, by name and in order; those that its text names are parameters
     constants   `tl.constexpr` parameters with a value
     grid        programs along each axis
+    program     a first parameter that is the program's number, where another jit function calls this one
     """
 
     name: str
@@ -42,6 +44,7 @@ class JitFunction:
     grid: tuple[int, ...]
     num_warps: int
     block: Block
+    program: str = ""
 
     @functools.cached_property
     def body(self) -> list[str]:
@@ -56,7 +59,8 @@ class JitFunction:
     def text(self) -> str:
         pointers = [f"{p}_ptr" for p in self.parameters]
         constants = [f"{name}: tl.constexpr" for name in self.constants]
-        head = f"@triton.jit\ndef {self.name}({', '.join([*pointers, *constants])}):"
+        own = [self.program] if self.program else []
+        head = f"@triton.jit\ndef {self.name}({', '.join([*own, *pointers, *constants])}):"
         return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *self.body])
 
     def launch(self) -> str:
@@ -79,14 +83,21 @@ class Allocation:
         return f"{self.name} = torch.empty(({shape}{comma}), dtype={dtype}, device={like}.device)"
 
 
-def assemble(name: str, arguments: Sequence[str], steps: Sequence[JitFunction | Allocation]) -> KernelSource:
+class Launched(Protocol):
+    """Jit functions, of which the launcher calls one."""
+
+    def text(self) -> str: ...
+    def launch(self) -> str: ...
+
+
+def assemble(name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation]) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
-    functions = [step.text() for step in steps if isinstance(step, JitFunction)]
+    functions = [step.text() for step in steps if not isinstance(step, Allocation)]
     code = "\n".join(functions)
     helpers = tuple(text.strip() for call, text in HELPERS.items() if re.search(rf"\b{call}\b", code))
     lines = []
     for step in steps:
-        lines.append(step.launch() if isinstance(step, JitFunction) else step.text(arguments[-1]))
+        lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch())
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )

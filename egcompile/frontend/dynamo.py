@@ -42,6 +42,13 @@ class Argument:
         return x.as_strided(shape, strides, x.storage_offset() + offset)
 
 
+@dataclass(frozen=True)
+class Number:
+    """An output that is a 0-d tensor on the CPU, in a graph that lies elsewhere."""
+
+    position: int
+
+
 @dataclass(frozen=True, eq=False)
 class Imported:
     """A captured graph, and how a callable with the captured arguments' convention runs it.
@@ -52,26 +59,25 @@ class Imported:
         for index, position in mutated:  args[index].copy_(values[position])
         return [resolve(output) for output in outputs]
 
-    where an output is an index into `values`, an `Argument`, or a `Constant`. Sizes and Python numbers
-    among the arguments are those of the example: the caller checks the types (`graph.inputs`) and the
-    numbers (`numbers`) of each call, and imports again for others.
+    where an output is an index into `values`, a `Number`, an `Argument`, or a `Constant`. Sizes and Python
+    numbers among the arguments are those of the example, and the caller imports again for others.
 
     graph          inputs: the tensors among the arguments, named by their place in the model; constants
     input_indices  for each input but the constants, which argument it is
     constants      tensors that the captured code holds: the values of the last inputs
-    numbers        (argument index, its value when imported) for every argument that is not a tensor
     outputs        one entry an output of the captured graph
     mutated        (argument index, index into the graph's outputs) for every argument changed in place
     requires_grad  for every input
+    device         where the graph lies; numbers, as 0-d tensors on a CPU, and constants may lie elsewhere
     """
 
     graph: Graph
     input_indices: tuple[int, ...]
     constants: tuple[Tensor, ...]
-    numbers: tuple[tuple[int, Any], ...]
-    outputs: tuple[int | Argument | Constant, ...]
+    outputs: tuple[int | Number | Argument | Constant, ...]
     mutated: tuple[tuple[int, int], ...]
     requires_grad: tuple[bool, ...]
+    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,16 +126,11 @@ class Capture:
             graph=imported.graph,
             input_indices=tuple(tensors),
             constants=imported.constants,
-            numbers=tuple((i, b.value) for i, b in enumerate(bindings) if isinstance(b, Constant)),
-            outputs=_outputs(self.gm, imported.outputs[len(mutated) :]),
+            outputs=_outputs(self.gm, _with_numbers(imported)[len(mutated) :]),
             mutated=mutated,
             requires_grad=(*(args[i].requires_grad for i in tensors), *(False for _ in imported.constants)),
+            device=imported.device,
         )
-
-
-def import_dynamo(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Imported:
-    """What Dynamo captured, for the sizes and numbers of `example_inputs`: see `Capture`."""
-    return Capture.of(gm).specialize(example_inputs)
 
 
 def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
@@ -181,7 +182,16 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
     return tuple(changed)
 
 
-def _outputs(gm: fx.GraphModule, slots: Sequence[int | Constant]) -> tuple[int | Argument | Constant, ...]:
+def _with_numbers(imported: FxGraph) -> list[int | Number | Constant]:
+    return [
+        Number(slot) if i in imported.numbers and isinstance(slot, int) else slot
+        for i, slot in enumerate(imported.outputs)
+    ]
+
+
+def _outputs(
+    gm: fx.GraphModule, slots: Sequence[int | Number | Constant]
+) -> tuple[int | Number | Argument | Constant, ...]:
     """The outputs; those that are an argument (after a change in place, say) or a view of one marked so."""
     arguments = {
         i: value

@@ -108,6 +108,10 @@ def trace(
     values = [*tensors, *call.tensors, *imported.constants]
     positions = itertools.count(len(first))
     mutated = _mutated(program, parameters, imported)
+    if any(i >= len(mutated) for i in imported.numbers):
+        raise TraceError(
+            f"the model returns a number on the CPU from a graph on {imported.device}; move it there"
+        )
     return Traced(
         graph=imported.graph,
         parameters=first,

@@ -15,10 +15,11 @@ from torch import fx
 
 from egcompile import ops
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
-from egcompile.frontend._torch import OpOverload
+from egcompile.frontend._torch import OpOverload, example, tensors_in
 from egcompile.frontend.aten import KEPT, RANDOM, TABLE
 from egcompile.frontend.constants import Constants, leaf_of, nodes_in
 from egcompile.frontend.derivative import derivative_of
+from egcompile.frontend.devices import device_of, refuse_move
 from egcompile.frontend.opaque import opaque
 from egcompile.frontend.origins import origin_of
 from egcompile.ir import DTYPE_NAMES, Graph, Node, TensorType, ValueType
@@ -39,11 +40,15 @@ class FxGraph:
 
     constants   tensors that the traced code holds: the values of the graph's last inputs
     outputs     one entry an output of the fx graph: an index into `graph.outputs`, or `Constant`
+    numbers     which of these are 0-d tensors on the CPU, in a graph that lies elsewhere
+    device      where the graph lies
     """
 
     graph: Graph
     constants: tuple[torch.Tensor, ...]
     outputs: tuple[int | Constant, ...]
+    numbers: frozenset[int]
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ def import_fx(
     `opaque` forbids it. Raises UnsupportedOp for an op that cannot be imported and TraceError for what no
     graph can hold; both name the op, the module path and the source line.
     """
-    importer = _Importer(gm, opaque, constants)
+    importer = _Importer(gm, opaque, constants, _device(gm, bindings))
     values = iter(bindings)
     for node in gm.graph.nodes:
         match node.op:
@@ -81,7 +86,7 @@ def import_fx(
             case "call_function":
                 importer.values[node] = importer.call(node)
             case "output":
-                return importer.finish(node)
+                return importer.finish(_returned(gm))
             case _:
                 raise TraceError(f"{node.op} {node.target} in a graph that should be functional ATen")
     raise TraceError("the graph has no output node")
@@ -108,6 +113,8 @@ class _Importer:
     gm: fx.GraphModule
     opaque: bool
     held: bool  # whether it may hold constants
+    device: torch.device
+    varying: set[fx.Node] = field(default_factory=set)  # what depends on an input
     values: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Node] = field(default_factory=dict)
     constants: dict[Node, torch.Tensor] = field(default_factory=dict)
@@ -121,6 +128,7 @@ class _Importer:
             return binding.value
         if isinstance(binding, torch.Tensor):
             return self.constant(binding)
+        self.varying.add(node)
         expected = _tensor_type(node, node.meta.get("val"))
         value = ops.input(name=binding, shape=expected.shape, dtype=expected.dtype)
         if self.inputs.setdefault(binding, value) is not value:
@@ -142,6 +150,9 @@ class _Importer:
 
     def call(self, node: fx.Node) -> Any:
         """The value of a call; a failure says where in the model it stands."""
+        operands = [n for n in node.all_input_nodes if n in self.varying]
+        if operands:
+            self.varying.add(node)
         if node.target is operator.getitem:
             values, index = map(self._value, node.args)
             return values[index]
@@ -150,6 +161,8 @@ class _Importer:
         if not isinstance(node.target, OpOverload):
             raise UnsupportedOp(f"{node.target} is no ATen op, at {_place(node)}")
         try:
+            if operands:
+                refuse_move(self.device, tensors_in(list(map(example, operands))), tensors_in(example(node)))
             return self._row(node)
         except (UnsupportedOp, TraceError) as error:
             raise type(error)(f"{error}, at {_place(node)}") from error
@@ -191,15 +204,13 @@ class _Importer:
             raise TraceError(f"the shape of what {node.target} gives depends on data")
         value = self.known.compute(target, arguments)
         if value is not None and (self.held or leaf_of(value) is not None):
-            return self.constant(value.to(node.meta["val"].device))
+            return self.constant(value.to(self.device))
         raise UnsupportedOp(f"{node.target} has no row in the import table")
 
     def _opaque(self, node: fx.Node, target: OpOverload, arguments: Sequence[Any]) -> Any:
         """The call as a node that ATen runs."""
-        example = node.meta.get("val")
-        values = example if isinstance(example, (tuple, list)) else (example,)
-        expected = tuple(_tensor_type(node, v) for v in values if isinstance(v, torch.Tensor))
-        result = opaque(target, arguments, example, next(self.draws), _derivative(target))
+        expected = tuple(_tensor_type(node, v) for v in tensors_in(example(node)))
+        result = opaque(target, arguments, example(node), next(self.draws), _derivative(target))
         results = result if isinstance(result, tuple) else (result,)
         _verify(tuple(r for r in results if isinstance(r, Node)), expected)
         return result
@@ -217,12 +228,17 @@ class _Importer:
                 self.origins[node] = self.origins.get(node, frozenset()) | {origin}
         self.marked.update(new)
 
-    def finish(self, node: fx.Node) -> FxGraph:
+    def finish(self, returned: Sequence[Any]) -> FxGraph:
         outputs: list[Node] = []
         slots: list[int | Constant] = []
-        for argument in node.args[0]:  # type: ignore[union-attr]
+        numbers = set()
+        for argument in returned:
             value = self._value(argument)
             if isinstance(value, Node):
+                result = tensors_in(example(argument))
+                refuse_move(self.device, (), result)
+                if result and result[0].device != self.device:
+                    numbers.add(len(slots))
                 slots.append(len(outputs))
                 outputs.append(value)
             elif value is None or isinstance(value, (bool, int, float, str)):
@@ -231,7 +247,8 @@ class _Importer:
                 raise TraceError(f"the model returns a {type(value).__name__}; return tensors")
         inputs = (*self.inputs.values(), *self.constants)
         graph = Graph(inputs, tuple(outputs), origins=self.origins)
-        return FxGraph(graph, tuple(self.constants.values()), tuple(slots))
+        constants = tuple(self.constants.values())
+        return FxGraph(graph, constants, tuple(slots), frozenset(numbers), self.device)
 
 
 @functools.cache
@@ -244,6 +261,18 @@ def _import_derivative(gm: fx.GraphModule, names: Sequence[str]) -> Graph:
     if imported.constants or len(imported.graph.outputs) != len(imported.outputs):
         raise TraceError("it holds a tensor of its own")
     return imported.graph
+
+
+def _device(gm: fx.GraphModule, bindings: Sequence[Binding]) -> torch.device:
+    """Where the inputs lie, or else the results; the CPU if nothing but numbers says."""
+    placeholders = zip(gm.graph.find_nodes(op="placeholder"), bindings, strict=False)
+    inputs = [example(node) for node, binding in placeholders if isinstance(binding, str)]
+    results = list(map(example, _returned(gm)))
+    return device_of(tensors_in(inputs)) or device_of(tensors_in(results)) or torch.device("cpu")
+
+
+def _returned(gm: fx.GraphModule) -> list[Any]:
+    return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
 def _in_schema_order(node: fx.Node) -> list[Any]:

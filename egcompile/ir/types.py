@@ -45,7 +45,8 @@ class TensorType:
         return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{DTYPE_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
+        name = DTYPE_NAMES.get(self.dtype) or str(self.dtype)  # in errors, of what no graph can hold
+        return f"{name}[{','.join(map(str, self.shape))}]"
 
     @staticmethod
     def parse(text: str) -> TensorType:

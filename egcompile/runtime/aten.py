@@ -65,10 +65,24 @@ def laid_out(value: torch.Tensor, strides: tuple[int, ...], *, copy: bool = Fals
 
     `copy` copies in any case: a plan's values are its own memory, never an alias of an operand.
     """
-    same = all(n <= 1 or a == b for n, a, b in zip(value.shape, value.stride(), strides))
-    if same and not copy:
+    if has_strides(value, strides) and not copy:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def has_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether `value` lies in memory with these strides; those of axes of one element do not matter."""
+    return all(n <= 1 or a == b for n, a, b in zip(value.shape, value.stride(), strides))
+
+
+def overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements may share memory: where an axis does not step over all that the finer ones reach."""
+    reach = 0
+    for stride, n in sorted((s, n) for n, s in zip(shape, strides) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (n - 1)
+    return False
 
 
 def unviewed(view: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,8 @@ def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if executable.backward is None:
         return executable.forward(*inputs)
     if executable.copied:
-        inputs = [x.clone() if i in executable.copied else x for i, x in enumerate(inputs)]
+        copied = executable.copied
+        inputs = [laid_out(x, x.stride(), copy=True) if i in copied else x for i, x in enumerate(inputs)]
     return _apply(executable, *inputs)
 
 

@@ -56,6 +56,9 @@ _OWN_WORDS += ("values", "forward", "backward", "device", "float")
 _NEW_AND_CONTIGUOUS = ("matmul", "bmm", "contract_rows", "embedding", "embedding_backward")
 """Calls whose result is new memory in row-major order: where it lies needs no check."""
 
+MOST_PLACES = 8
+"""Places of the model that a launch's comment names."""
+
 _ALIASES = ("reshape", "expand", "permute", "transpose", "slice", "stop_gradient", "cast", "full", "iota")
 """Ops whose result may be an operand's memory, or one element for many."""
 
@@ -201,15 +204,14 @@ class _Function:
         for output, buffer in zip(step.outputs, step.kernel.outputs, strict=True):
             yield f"{self.name(output)} = {_empty(buffer)}  # {buffer.type}"
         arguments = ", ".join(map(self.name, (*step.inputs, *step.outputs)))
-        places = f"  # {', '.join(sorted(step.origins))}" if step.origins else ""
-        yield f"{step.kernel.name}({arguments}){places}"
+        yield f"{step.kernel.name}({arguments}){_places(step.origins, '  # ')}"
 
     def _inline(self, step: Launch) -> Iterator[str]:
         """A kernel's body op by op; the temporaries are dropped at the end."""
         body = step.kernel.body
         values = {i: self.name(n) for i, n in zip(body.inputs, step.inputs, strict=True)}
         temporaries: list[str] = []
-        yield f"# {': '.join([step.kernel.name, *filter(None, [', '.join(sorted(step.origins))])])}"
+        yield f"# {step.kernel.name}{_places(step.origins, ': ')}"
         for node in _computed(body):
             if node.op.kind is Kind.PROJECTION:
                 values[node] = f"{values[node.inputs[0]]}[{node.attr('index')}]"
@@ -251,6 +253,13 @@ class _Function:
         if not operands:  # nothing else says on which device
             arguments.append("device=device")
         return f"op.{name}({', '.join(arguments)})"
+
+
+def _places(origins: frozenset[str], before: str) -> str:
+    """Where in the model a launch comes from, behind `before`; of many places the first few."""
+    places = sorted(origins)
+    more = [f"and {len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
+    return before + ", ".join([*places[:MOST_PLACES], *more]) if places else ""
 
 
 def _computed(body: Graph) -> Iterable[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from egcompile.extract.extraction import KernelPlan
 from egcompile.ir.buffer import Buffer
@@ -28,20 +28,31 @@ class Kernels:
         self._known: dict[tuple[object, ...], Kernel] = {}
 
     def of(
-        self, plan: KernelPlan, buffers: Mapping[Node, Buffer]
+        self, plans: Sequence[KernelPlan], buffers: Mapping[Node, Buffer]
     ) -> tuple[Kernel, tuple[Node, ...], tuple[Node, ...]]:
-        """The kernel of a plan, and the values that are its arguments: inputs, outputs."""
-        writes = _in_order(plan)
-        leaves: dict[Node, Node] = {}
-        outputs = _body(plan, writes, leaves)
-        inputs = tuple(_aligned(buffers[node]) for node in leaves)
-        written = tuple(buffers[node] for node in writes)
-        key = (outputs, tuple(leaves.values()), inputs, written)
+        """The kernel that runs these plans in one launch, and the values that are its arguments: inputs,
+        outputs. What two plans read is passed to each, so that their bodies stay apart.
+        """
+        read: list[Node] = []
+        written: list[Node] = []
+        names: list[Node] = []
+        outputs: list[Node] = []
+        for plan in plans:
+            leaves: dict[Node, Node] = {}
+            writes = _in_order(plan)
+            outputs.extend(_body(plan, writes, leaves, len(read)))
+            read.extend(leaves)
+            names.extend(leaves.values())
+            written.extend(writes)
+        inputs = tuple(_aligned(buffers[node]) for node in read)
+        made = tuple(buffers[node] for node in written)
+        key = (tuple(outputs), tuple(names), inputs, made)
         if key not in self._known:
-            body = Graph(tuple(leaves.values()), outputs)
-            name = f"{_words(plan, body)}_{len(self._known)}"
-            self._known[key] = Kernel(name, body, inputs, written)
-        return self._known[key], tuple(leaves), writes
+            body = Graph(tuple(names), tuple(outputs))
+            words = _words(plans[0], body)
+            name = f"{words if len(plans) == 1 else f'foreach_{words}'}_{len(self._known)}"
+            self._known[key] = Kernel(name, body, inputs, made)
+        return self._known[key], tuple(read), tuple(written)
 
 
 def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
@@ -53,13 +64,15 @@ def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
     return (*own, *side)
 
 
-def _body(plan: KernelPlan, writes: tuple[Node, ...], leaves: dict[Node, Node]) -> tuple[Node, ...]:
-    """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met."""
+def _body(
+    plan: KernelPlan, writes: tuple[Node, ...], leaves: dict[Node, Node], first: int
+) -> tuple[Node, ...]:
+    """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met, `x{first}` on."""
     made: dict[Node, Node] = {}
 
     def leaf(node: Node) -> Node:
         if node not in leaves:
-            leaves[node] = input_op(name=f"x{len(leaves)}", shape=node.shape, dtype=node.dtype)
+            leaves[node] = input_op(name=f"x{first + len(leaves)}", shape=node.shape, dtype=node.dtype)
         return leaves[node]
 
     def make(root: Node) -> Node:
@@ -77,12 +90,16 @@ def _body(plan: KernelPlan, writes: tuple[Node, ...], leaves: dict[Node, Node]) 
                 stack.extend((x, False) for x, own in reversed([*zip(node.inputs, inside)]) if own)
         return made[root]
 
-    make(plan.root)
     inside = set(plan.nodes)
-    return tuple(
-        make(node) if node is plan.root or node in inside else made[plan.root][node.attr("index")]
-        for node in writes
-    )
+
+    def result(node: Node) -> Node:
+        if node is plan.root or node in inside:
+            return make(node)
+        root = make(plan.root)
+        return root[node.attr("index")] if isinstance(root.type, tuple) else root
+
+    make(plan.root)
+    return tuple(map(result, writes))
 
 
 def _aligned(buffer: Buffer) -> Buffer:

@@ -13,6 +13,7 @@ from egcompile.partition import base, partition
 from egcompile.schedule.bodies import Kernels
 from egcompile.schedule.kernel import Call, Free, Launch, Program, Schedule, Step, View
 from egcompile.schedule.order import order
+from egcompile.schedule.together import Group, together
 from egcompile.target import Target
 
 _ATEN = (Kind.CONTRACTION, Kind.EXTERN)
@@ -21,7 +22,8 @@ _ATEN = (Kind.CONTRACTION, Kind.EXTERN)
 def schedule(extraction: Extraction, target: Target) -> Schedule:
     """The forward's and the backward's steps, on any target alike.
 
-    As many launches and calls are emitted as extraction planned, which is asserted.
+    As many launches and calls are emitted as extraction planned, but for small kernels that share a launch
+    with others, which is asserted. The unfused plan, there to compare with, keeps these apart.
     """
     parts = partition(extraction)
     joint = extraction.joint
@@ -36,18 +38,23 @@ def schedule(extraction: Extraction, target: Target) -> Schedule:
         backward = emitter.program("backward", inputs, joint.gradients, parts.backward)
     steps = [*forward.steps, *(backward.steps if backward else ())]
     emitted = sum(isinstance(step, (Launch, Call)) for step in steps)
-    assert emitted == len(extraction.kernels), f"planned {len(extraction.kernels)} kernels, emitted {emitted}"
-    return Schedule(forward, backward, tuple(names[n] for n in parts.saved))
+    planned = len(extraction.kernels) - emitter.shared
+    assert emitted == planned, f"planned {planned} launches and calls, emitted {emitted}"
+    return Schedule(forward, backward, tuple(names[n] for n in parts.saved), emitter.shared)
 
 
 class _Emitter:
-    """Emits programs of one plan; they share kernels and the names of values."""
+    """Emits programs of one plan; they share kernels and the names of values.
+
+    shared   kernels so far that run in another's launch
+    """
 
     def __init__(self, extraction: Extraction) -> None:
         self.extraction = extraction
         self.kernels = Kernels()
         self.rank = {node: i for i, node in enumerate(extraction.joint.graph.nodes)}
         self.names = _names(extraction)
+        self.shared = 0
 
     def program(
         self,
@@ -60,10 +67,13 @@ class _Emitter:
         steps: list[Step] = []
         present: dict[Node, None] = dict.fromkeys(inputs)
         kept = [*map(self._base, returned), *self.extraction.joint.primals]  # the caller has the primals
-        for kernel in order(kernels, self._base, kept, inputs, lambda k: self.rank.get(k.root, 0)):
-            for node in kernel.reads:
+        ordered = order(kernels, self._base, kept, inputs, lambda k: self.rank.get(k.root, 0))
+        groups = self._groups(ordered)
+        self.shared += len(ordered) - len(groups)
+        for group in groups:
+            for node in (node for kernel in group for node in kernel.reads):
                 self._view(node, present, steps)
-            steps.append(self._step(kernel, present))
+            steps.append(self._step(group, present))
         for node in returned:
             self._view(node, present, steps)
         buffers = {self.names[node]: self._buffer(node) for node in present}
@@ -76,6 +86,11 @@ class _Emitter:
             buffers,
         )
 
+    def _groups(self, kernels: Sequence[KernelPlan]) -> list[Group]:
+        if self.extraction.stats.mode == "unfused":
+            return [(kernel,) for kernel in kernels]
+        return together(kernels, self._base)
+
     def _base(self, node: Node) -> Node:
         return base(self.extraction, node)
 
@@ -87,13 +102,14 @@ class _Emitter:
             present[node] = None
             steps.append(View(self.names[self._base(node)], self._buffer(node), self.names[node]))
 
-    def _step(self, plan: KernelPlan, present: dict[Node, None]) -> Step:
-        root = plan.root
-        present.update(dict.fromkeys(plan.writes))
+    def _step(self, group: Group, present: dict[Node, None]) -> Step:
+        present.update(dict.fromkeys(node for plan in group for node in plan.writes))
+        plan, root = group[0], group[0].root
         if root.op.kind not in _ATEN:
-            kernel, inputs, outputs = self.kernels.of(plan, self.extraction.buffers)
+            kernel, inputs, outputs = self.kernels.of(group, self.extraction.buffers)
             known = self.extraction.joint.graph.origins
-            origins = frozenset().union(*(known.get(n, ()) for n in (root, *plan.nodes, *plan.writes)))
+            nodes = (n for plan in group for n in (plan.root, *plan.nodes, *plan.writes))
+            origins = frozenset().union(*(known.get(n, ()) for n in nodes))
             names = tuple(self.names[n] for n in inputs), tuple(self.names[n] for n in outputs)
             return Launch(kernel, *names, origins)
         attrs = tuple(zip(root.op.attr_names, root.attrs, strict=True))

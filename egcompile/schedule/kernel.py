@@ -98,7 +98,8 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A plan's forward and backward. `saved` are values of the forward that the backward takes first.
+    """A plan's forward and backward. `saved` are values of the forward that the backward takes first;
+    `shared` counts kernels that extraction planned and that run in another's launch.
 
     forward(*primals)               -> (*outputs, *those of `saved` that are neither primals nor outputs)
     backward(*saved, *cotangents)   -> one gradient a primal, None where not needed
@@ -107,3 +108,4 @@ class Schedule:
     forward: Program
     backward: Program | None
     saved: tuple[str, ...]
+    shared: int = 0

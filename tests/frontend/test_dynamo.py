@@ -113,7 +113,6 @@ def test_open_sizes_are_those_of_the_call() -> None:
         x = torch.rand(size, 4)
         torch.testing.assert_close(call(x), function(x))
     (imported,) = backend.imported
-    assert {value for _, value in imported.numbers} == {3, 4}
     assert imported.graph.inputs[0].shape == (3, 4)
 
 

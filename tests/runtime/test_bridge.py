@@ -1,5 +1,6 @@
 """The one autograd Function, on a plan made by hand: `y = exp(x) w` and `z = x + w`."""
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -158,6 +159,22 @@ def test_a_saved_input_changed_in_place() -> None:
         w.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_a_copied_input_lies_as_it_did() -> None:
+    """The plan was compiled for its strides, and a clone of a slice would be dense."""
+    recorder = Recorder()
+    seen: list[Tensor] = []
+
+    def forward(*values: Tensor) -> tuple[Tensor, ...]:
+        seen.extend(values)
+        return recorder.executable.forward(*values)
+
+    x, w = torch.randn(3, 8, dtype=torch.float64)[:, ::2].requires_grad_(), inputs()[1]
+    executable = dataclasses.replace(recorder.executable, forward=forward, copied=(0,))
+    run(executable, (x, w))
+    assert seen[0].data_ptr() != x.data_ptr() and seen[0].stride() == x.stride() == (8, 2)
+    assert seen[1].data_ptr() == w.data_ptr()
 
 
 def test_a_constant_output_needs_no_gradient() -> None:

@@ -77,12 +77,16 @@ def _rstd(variance: Node, eps: float) -> Node:
     return ops.rsqrt(ops.add(variance, operand(eps, variance.tensor)))
 
 
-def _updated(running: Node, value: Node, momentum: float, out: TensorType) -> Node:
+def _updated(running: Node, value: Node, momentum: float | Node, out: TensorType) -> Node:
     """`(1 - momentum) running + momentum value`, rounded once."""
     value = ops.stop_gradient(value)
     running = cast(running, value.dtype)
-    new = ops.mul(value, operand(momentum, value.tensor))
-    return cast(ops.add(new, ops.mul(running, operand(1 - momentum, value.tensor))), out.dtype)
+    share = operand(momentum, value.tensor)
+    if isinstance(momentum, Node):
+        rest = ops.sub(operand(1.0, value.tensor), share)
+    else:
+        rest = operand(1 - momentum, value.tensor)
+    return cast(ops.add(ops.mul(value, share), ops.mul(running, rest)), out.dtype)
 
 
 def _by_batch(
@@ -120,10 +124,13 @@ def _functional(
     running_mean: Node,
     running_var: Node,
     training: bool,
-    momentum: float,
+    momentum: float | Node,
     eps: float,
 ) -> tuple[Node, ...]:
-    """`(y, save_mean, save_rstd, running_mean, running_var)`; the running variance is the unbiased one."""
+    """`(y, save_mean, save_rstd, running_mean, running_var)`; the running variance is the unbiased one.
+
+    `momentum` may be a number that is not known beforehand.
+    """
     if not training:
         kept = _by_running(out, x, weight, bias, running_mean, running_var, eps)
         return *kept, cast(running_mean, out[3].dtype), cast(running_var, out[4].dtype)
