@@ -60,16 +60,19 @@ class Plan:
         needed: Sequence[bool] | None = None,
         strides: Sequence[tuple[int, ...]] | None = None,
         volatile: Sequence[int] = (),
+        graphs: bool = False,
     ) -> None:
         """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory.
 
-        `volatile` are positions of inputs that the caller changes in place after a call.
+        `volatile` are positions of inputs that the caller changes in place after a call. `graphs` has a GPU's
+        launches replayed from CUDA graphs.
         """
         self.graph = verify(graph)
         self._whole = with_draws_as_outputs(graph)
         self._draws = len(self._whole.outputs) - len(graph.outputs)
         self.target = target
         self.mode = mode
+        self.graphs = graphs and target.kind == "cuda"
         types = [node.tensor for node in graph.inputs]
         self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
         strides = strides or [contiguous_strides(t.shape) for t in types]

@@ -1,7 +1,7 @@
 """Launches without Triton's dispatch, which takes longer than many a kernel.
 
 A plan's launches have fixed grids, shapes and constants; what Triton would still specialize on is the
-device and which pointers are multiples of 16 bytes.
+device and which pointers are multiples of 16 bytes. The rest is prepared at the first launch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import triton
+from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 ALIGNMENT = 16
@@ -22,20 +23,31 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
+    """`launches` has what a launch needs beside pointers, by device and, where some are, unaligned pointers."""
+
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
-        self.launches: dict[tuple[int | bool, ...], tuple[Callable[..., None], list[Any]]] = {}
+        self.grid: tuple[int, ...] = ()
+        self.launches: dict[int | tuple[int | bool, ...], tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, **constants: Any) -> None:
-            aligned = [not x.data_ptr() % ALIGNMENT for x in arguments if isinstance(x, torch.Tensor)]
-            key = (torch.cuda.current_device(), *aligned)
-            if key not in self.launches:
-                kernel = self.function[grid](*arguments, **constants)
-                rest = [constants[name] for name in self.function.arg_names[len(arguments) :]]
-                self.launches[key] = kernel[(*grid, 1, 1)[:3]], rest
-                return
-            run, rest = self.launches[key]
-            run(*arguments, *rest)
+        self.grid = grid
+        return self.launch
 
-        return launch
+    def launch(self, *tensors: Tensor, **constants: Any) -> None:
+        driver = triton.runtime.driver.active
+        pointers = [x.data_ptr() for x in tensors]
+        device = driver.get_current_device()
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        key = device if not together % ALIGNMENT else (device, *(not p % ALIGNMENT for p in pointers))
+        if key not in self.launches:
+            kernel = self.function[self.grid](*tensors, **constants)
+            values = tuple(constants[name] for name in self.function.arg_names[len(tensors) :])
+            fixed = (kernel.function, kernel.packed_metadata, None, None, None)
+            self.launches[key] = kernel.run, (*(*self.grid, 1, 1)[:3], fixed, values)
+            return
+        run, (x, y, z, fixed, values) = self.launches[key]
+        # pointers as numbers: of a tensor the launcher would ask the driver whose memory it is
+        run(x, y, z, driver.get_current_stream(device), *fixed, *pointers, *values)
