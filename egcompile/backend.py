@@ -15,11 +15,13 @@ from torch import Tensor, fx
 from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
 from egcompile.errors import TraceError
-from egcompile.frontend.dynamo import Argument, Capture, Imported, Number
+from egcompile.frontend.aliases import Argument, Shared
+from egcompile.frontend.dynamo import Capture, Imported, Number
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
-from egcompile.pipeline import Mode, mode_of
+from egcompile.pipeline import Mode, budget_of, mode_of
 from egcompile.plan import Plan
+from egcompile.runtime.aten import laid_out
 from egcompile.target import Target
 
 PLANS = 64
@@ -36,17 +38,19 @@ def backend(
     """`torch.compile(model, backend="egcompile", mode=..., options={...})`.
 
     `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
-    default the device of the inputs, and `opaque`: False has ATen ops that no rule knows raise
+    default the device of the inputs; `memory_budget`, how much the forward may save, from 0 to 1, its
+    default (`egcompile.optimize`); and `opaque`: False has ATen ops that no rule knows raise
     UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or
     options, and the errors of the frontend and the pipeline.
     """
     if disabled():
         return gm.forward
     options = options or {}
-    if unknown := set(options) - {"target", "opaque"}:
-        raise ValueError(f"no option {', '.join(unknown)}; there are target and opaque")
+    if unknown := set(options) - {"target", "opaque", "memory_budget"}:
+        raise ValueError(f"no option {', '.join(unknown)}; there are target, opaque and memory_budget")
+    budget = budget_of(options.get("memory_budget", 1.0))
     chosen = mode_of("exact" if mode in (None, "default") else str(mode))
-    compiler = _Compiler(Capture.of(gm), chosen, options.get("target"), options.get("opaque", True))
+    compiler = _Compiler(Capture.of(gm), chosen, options.get("target"), options.get("opaque", True), budget)
     if not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
@@ -65,6 +69,7 @@ class _Compiler:
     mode: Mode
     target: str | None
     opaque: bool
+    memory_budget: float
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
         """A callable for arguments of these sizes and numbers; raises as `Capture.specialize` does."""
@@ -79,6 +84,7 @@ class _Compiler:
             needed=imported.requires_grad,
             strides=[x.stride() for x in tensors],
             volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
+            memory_budget=self.memory_budget,
         )
         return _Call(imported, plan)
 
@@ -100,12 +106,17 @@ class _Call:
         for index, position in imported.mutated:
             args[index].copy_(values[position])
         results: list[Any] = []
+        bases: dict[int, Tensor] = {}
         for output in imported.outputs:
             match output:
                 case int():
                     results.append(values[output])
                 case Number(position):
                     results.append(values[position].cpu())
+                case Shared(position, strides, window):
+                    if position not in bases:
+                        bases[position] = laid_out(values[position], strides)
+                    results.append(window.of(bases[position]) if window else bases[position])
                 case Argument():
                     results.append(output.of(args))
                 case Constant():

@@ -60,16 +60,19 @@ class Plan:
         needed: Sequence[bool] | None = None,
         strides: Sequence[tuple[int, ...]] | None = None,
         volatile: Sequence[int] = (),
+        memory_budget: float = 1.0,
     ) -> None:
         """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory.
 
-        `volatile` are positions of inputs that the caller changes in place after a call.
+        `volatile` are positions of inputs that the caller changes in place after a call, `memory_budget` is
+        how much the forward may save: from 0, its inputs alone, to 1, all that makes the plan faster.
         """
         self.graph = verify(graph)
         self._whole = with_draws_as_outputs(graph)
         self._draws = len(self._whole.outputs) - len(graph.outputs)
         self.target = target
         self.mode = mode
+        self.memory_budget = memory_budget
         types = [node.tensor for node in graph.inputs]
         self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
         strides = strides or [contiguous_strides(t.shape) for t in types]
@@ -134,7 +137,7 @@ class Plan:
                 strides = {n: b.strides for n, b in zip(self._names, self.inputs) if not b.is_contiguous}
                 wanted = (*key[1], *(False,) * self._draws)
                 self._compiled[key] = compile_graph(
-                    self._whole, self.target, self.mode, needed, wanted, strides
+                    self._whole, self.target, self.mode, needed, wanted, strides, self.memory_budget
                 )
             return self._compiled[key]
 
@@ -290,9 +293,8 @@ class VjpPlan:
         names = tuple(
             f"d_{p.attr('name')}" for p, g in zip(derived.primals, derived.gradients) if g is not None
         )
-        self.plan = Plan(
-            Graph(inputs, outputs, names, derived.graph.origins), of.target, of.mode, strides=strides
-        )
+        graph = Graph(inputs, outputs, names, derived.graph.origins)
+        self.plan = Plan(graph, of.target, of.mode, strides=strides, memory_budget=of.memory_budget)
 
     def __call__(self, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Gradients:
         """One gradient an input of the first plan, None where none flows; inputs not read may be None."""

@@ -41,7 +41,8 @@ class KernelPlan:
 
     inlined   (reader, operand position) computed inside, not read from memory
     reads     values that are in memory before
-    writes    values that are after; projections of a root of several outputs among them
+    writes    values that are after; projections of a root of several outputs among them. A part of a named
+              kernel, made again, writes the one output of it that its root is equal to
     """
 
     root: Node
