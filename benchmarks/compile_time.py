@@ -14,15 +14,16 @@ from benchmarks.environment import versions
 from egcompile.derive import derive
 from egcompile.extract import extract
 from egcompile.frontend import trace
+from egcompile.partition import partition
 from egcompile.saturate import saturate
 from egcompile.schedule import schedule
 from egcompile.target import Target
 from examples.llama import SIZES, Llama
 
-STAGES = ("derive", "saturate", "extract", "schedule")
+STAGES = ("derive", "saturate", "extract", "partition", "schedule")
 
 
-def measure(layers: int, target: Target) -> dict[str, object]:
+def measure(layers: int, target: Target, memory_budget: float = 1.0) -> dict[str, object]:
     """CPU seconds by stage for a Llama's training graph, from its traced forward; and what was found."""
     config = replace(SIZES["small"], layers=layers)
     model = Llama(config).to(torch.bfloat16)
@@ -35,7 +36,9 @@ def measure(layers: int, target: Target) -> dict[str, object]:
     marks.append(time.process_time())
     extraction = extract(egraph, target)
     marks.append(time.process_time())
-    schedule(extraction, target)
+    parts = partition(extraction, target, memory_budget)
+    marks.append(time.process_time())
+    schedule(extraction, target, parts)
     marks.append(time.process_time())
     wall = time.perf_counter() - start
     seconds = {stage: b - a for stage, a, b in zip(STAGES, marks, marks[1:])}
@@ -59,9 +62,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--target", default="cuda:90")
+    parser.add_argument("--memory-budget", type=float, default=1.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    result = measure(options.layers, Target.parse(options.target))
+    result = measure(options.layers, Target.parse(options.target), options.memory_budget)
     if options.json:
         options.json.write_text(json.dumps({**versions(), **result}, indent=1))
 

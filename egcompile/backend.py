@@ -18,7 +18,7 @@ from egcompile.errors import TraceError
 from egcompile.frontend.dynamo import Argument, Capture, Imported, Number
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
-from egcompile.pipeline import Mode, mode_of
+from egcompile.pipeline import Mode, budget_of, mode_of
 from egcompile.plan import Plan
 from egcompile.target import Target
 
@@ -35,18 +35,24 @@ def backend(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="egcompile", mode=..., options={...})`.
 
-    `mode` is the extraction's: exact (the default), greedy or unfused. `options` may hold `target`, by
-    default the device of the inputs, and `opaque`: False has ATen ops that no rule knows raise
+    `mode` "default" proves the cheapest plan; "reduce-overhead" also replays it from CUDA graphs on a GPU;
+    "greedy" and "unfused" are other ways to choose a plan, to compare with. `options` may hold `target`, by
+    default the device of the inputs; `memory_budget`, how much the forward may save, from 0 to 1, its
+    default (`egcompile.optimize`); and `opaque`: False has ATen ops that no rule knows raise
     UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or
     options, and the errors of the frontend and the pipeline.
     """
     if disabled():
         return gm.forward
     options = options or {}
-    if unknown := set(options) - {"target", "opaque"}:
-        raise ValueError(f"no option {', '.join(unknown)}; there are target and opaque")
-    chosen = mode_of("exact" if mode in (None, "default") else str(mode))
-    compiler = _Compiler(Capture.of(gm), chosen, options.get("target"), options.get("opaque", True))
+    if unknown := set(options) - {"target", "opaque", "memory_budget"}:
+        raise ValueError(f"no option {', '.join(unknown)}; there are target, opaque and memory_budget")
+    budget = budget_of(options.get("memory_budget", 1.0))
+    graphs = mode == "reduce-overhead"
+    chosen = mode_of("exact" if graphs or mode in (None, "default") else str(mode))
+    compiler = _Compiler(
+        Capture.of(gm), chosen, options.get("target"), options.get("opaque", True), budget, graphs
+    )
     if not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
@@ -65,6 +71,8 @@ class _Compiler:
     mode: Mode
     target: str | None
     opaque: bool
+    memory_budget: float
+    graphs: bool
 
     def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
         """A callable for arguments of these sizes and numbers; raises as `Capture.specialize` does."""
@@ -79,6 +87,8 @@ class _Compiler:
             needed=imported.requires_grad,
             strides=[x.stride() for x in tensors],
             volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
+            memory_budget=self.memory_budget,
+            graphs=self.graphs,
         )
         return _Call(imported, plan)
 
@@ -97,8 +107,10 @@ class _Call:
         if imported.mutated:
             _refuse_overlap(args, [index for index, _ in imported.mutated])
         values = self.plan.run([*inputs, *imported.constants])
-        for index, position in imported.mutated:
-            args[index].copy_(values[position])
+        changed = [(args[index], values[position]) for index, position in imported.mutated]
+        for dtype in dict.fromkeys(x.dtype for x, _ in changed):  # a launch for many, where they are alike
+            pairs = [pair for pair in changed if pair[0].dtype == dtype]
+            torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
         results: list[Any] = []
         for output in imported.outputs:
             match output:

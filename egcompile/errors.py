@@ -33,6 +33,10 @@ class ExtractionError(EgcompileError):
     """No plan exists in the e-graph under the given costs; says which root has none."""
 
 
+class NoSolution(ExtractionError):
+    """The solver found no plan in its time; extraction takes another one."""
+
+
 class SaturationLimit(UserWarning):
     """Rewriting stopped at a limit. The plan is valid, and may miss rewrites."""
 

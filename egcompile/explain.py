@@ -10,6 +10,7 @@ from egcompile.extract.fusible import LOOPS, Role, Site
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
+from egcompile.partition import Partition
 from egcompile.pipeline import Compiled, launches
 from egcompile.schedule.kernel import Schedule
 
@@ -19,7 +20,7 @@ MOST = 40
 
 def explain(compiled: Compiled) -> str:
     """The text, in sections: recognized and opaque ops, rules, kernels, refused fusions, extraction, saved
-    values.
+    values, recomputed values.
     """
     seconds = ", ".join(f"{stage} {t:.2f} s" for stage, t in compiled.seconds.items())
     sections = {
@@ -31,6 +32,7 @@ def explain(compiled: Compiled) -> str:
         "not fused": _refused(compiled.extraction),
         "extraction": [str(compiled.extraction.stats)],
         "saved for the backward": _saved(compiled.schedule),
+        "computed again in the backward": _recomputed(compiled.partition, compiled.extraction.joint.graph),
     }
     return "\n\n".join("\n".join([title, *_shortened(lines)]) for title, lines in sections.items())
 
@@ -128,6 +130,26 @@ def _saved(schedule: Schedule) -> list[str]:
     return [
         f"{total} in {len(kept)} values, beside {len(schedule.saved) - len(kept)} inputs",
         *(f"{count} x {stem}: {type}, {_size(type.nbytes)} each" for (stem, type), count in largest),
+    ]
+
+
+def _recomputed(parts: Partition, graph: Graph) -> list[str]:
+    """Kernels of the forward that run again instead of saving what they wrote, and what that saves."""
+    if not parts.recomputed:
+        return []
+    values = [value for kernel in parts.recomputed for value in kernel.writes]
+    bounds = f"{_size(parts.saved_bytes)} saved, of {_size(parts.fastest_bytes)} in the fastest plan"
+    if parts.smallest_bytes is not None:
+        bounds += f" and {_size(parts.smallest_bytes)} in the smallest"
+    counts: Counter[tuple[str, str]] = Counter()
+    places: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for kernel in parts.recomputed:
+        key = _named(kernel), ", ".join(str(value.tensor) for value in kernel.writes)
+        counts[key] += 1
+        places[key].update(*(graph.origins.get(value, ()) for value in kernel.writes))
+    return [
+        f"{len(values)} values by {len(parts.recomputed)} kernels, {parts.cost:.1f} us predicted; {bounds}",
+        *(f"{n} x {key[0]}: {key[1]} ({_joined(places[key])})" for key, n in counts.most_common()),
     ]
 
 

@@ -17,13 +17,14 @@ from egcompile.extract.layout import cotangent_strides
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.verify import verify_joint
+from egcompile.partition import Partition, partition
 from egcompile.runtime.source import render
 from egcompile.saturate import Report, saturate
 from egcompile.schedule import Schedule, schedule
 from egcompile.schedule.kernel import Call, Kernel, Launch
 from egcompile.target import Target
 
-__all__ = ["MODES", "Compiled", "Mode", "compile_graph", "launches", "mode_of"]
+__all__ = ["MODES", "Compiled", "Mode", "budget_of", "compile_graph", "launches", "mode_of"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 """How a plan is extracted: proven cheapest, or, to compare with, the two that others use."""
@@ -35,6 +36,13 @@ def mode_of(name: str) -> Mode:
         if mode == name:
             return mode
     raise ValueError(f"no mode {name!r}; there are {', '.join(MODES)}")
+
+
+def budget_of(value: float) -> float:
+    """A memory budget; raises ValueError where it is none."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"memory_budget is from 0 (save inputs alone) to 1 (the fastest plan), not {value}")
+    return float(value)
 
 
 Result = TypeVar("Result")
@@ -53,6 +61,7 @@ class Compiled:
     derived: Joint
     report: Report
     extraction: Extraction
+    partition: Partition
     schedule: Schedule
     texts: tuple[KernelSource, ...]
     source: str
@@ -66,11 +75,12 @@ def compile_graph(
     needed: Sequence[bool],
     cotangents: Sequence[bool],
     strides: Mapping[str, tuple[int, ...]],
+    memory_budget: float = 1.0,
 ) -> Compiled:
     """Compiles `graph` for gradients of the inputs `needed`, from cotangents of the outputs `cotangents`.
 
-    `strides` has those of the inputs that are not row-major, by name. Raises NoGradientRule and
-    ExtractionError.
+    `strides` has those of the inputs that are not row-major, by name; `memory_budget` is `partition`'s.
+    Raises NoGradientRule and ExtractionError.
     """
     seconds: dict[str, float] = {}
 
@@ -87,7 +97,8 @@ def compile_graph(
     egraph, report = timed("saturate", lambda: saturate(derived))
     extraction = timed("extract", lambda: extract(egraph, target, mode=mode, strides=strides))
     _check(extraction.joint, "extract")
-    scheduled = timed("schedule", lambda: schedule(extraction, target))
+    parts = timed("partition", lambda: partition(extraction, target, memory_budget))
+    scheduled = timed("schedule", lambda: schedule(extraction, target, parts))
     texts: tuple[KernelSource, ...] = ()
     if target.kind != "cpu":
         texts = timed("codegen", lambda: tuple(generate(k, target) for k in launches(scheduled)))
@@ -96,7 +107,7 @@ def compile_graph(
     logger("kernels").debug("%s; %s", _summary(scheduled), extraction.stats)
     logger("graphs").debug("before:\n%s\nafter:\n%s", derived.graph, extraction.joint.graph)
     logger("source").debug("%s", source)
-    return Compiled(target, derived, report, extraction, scheduled, texts, source, seconds)
+    return Compiled(target, derived, report, extraction, parts, scheduled, texts, source, seconds)
 
 
 def _summary(scheduled: Schedule) -> str:

@@ -6,8 +6,9 @@ import difflib
 import functools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from egcompile.ir.verify import verify
 from egcompile.pipeline import Compiled, Mode, compile_graph, launches
 from egcompile.runtime.aten import has_strides, laid_out, overlaps
 from egcompile.runtime.bridge import Executable, Gradients, Mask, Vjp, run
+from egcompile.runtime.graphs import graphed
 from egcompile.runtime.loader import load
 from egcompile.schedule.kernel import Buffer, Launch, contiguous_strides
 from egcompile.target import Target
@@ -60,18 +62,21 @@ class Plan:
         needed: Sequence[bool] | None = None,
         strides: Sequence[tuple[int, ...]] | None = None,
         volatile: Sequence[int] = (),
+        memory_budget: float = 1.0,
         graphs: bool = False,
     ) -> None:
         """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory.
 
-        `volatile` are positions of inputs that the caller changes in place after a call. `graphs` has a GPU's
-        launches replayed from CUDA graphs.
+        `volatile` are positions of inputs that the caller changes in place after a call, `memory_budget` is
+        how much the forward may save: from 0, its inputs alone, to 1, all that makes the plan faster.
+        `graphs` has a GPU's launches replayed from CUDA graphs.
         """
         self.graph = verify(graph)
         self._whole = with_draws_as_outputs(graph)
         self._draws = len(self._whole.outputs) - len(graph.outputs)
         self.target = target
         self.mode = mode
+        self.memory_budget = memory_budget
         self.graphs = graphs and target.kind == "cuda"
         types = [node.tensor for node in graph.inputs]
         self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
@@ -137,7 +142,7 @@ class Plan:
                 strides = {n: b.strides for n, b in zip(self._names, self.inputs) if not b.is_contiguous}
                 wanted = (*key[1], *(False,) * self._draws)
                 self._compiled[key] = compile_graph(
-                    self._whole, self.target, self.mode, needed, wanted, strides
+                    self._whole, self.target, self.mode, needed, wanted, strides, self.memory_budget
                 )
             return self._compiled[key]
 
@@ -189,7 +194,7 @@ class Plan:
         forward, backward = compiled.schedule.forward, compiled.schedule.backward
         outputs = tuple(node.tensor for node in self.graph.outputs)
         if backward is None:
-            return Executable(module.forward, None, outputs)
+            return Executable(self._replayed(module.forward, None, {})[0], None, outputs)
         position: dict[str | None, int] = {}
         for i, name in enumerate((*forward.inputs, *forward.outputs)):
             position.setdefault(name, i)
@@ -202,9 +207,11 @@ class Plan:
         kept = {i: i for i in self._kept(compiled.derived, flows)}
         kept |= {first + i: p for i, p in enumerate(drawn)}
         places = {p: i for i, p in enumerate(dict.fromkeys((*taken, *kept.values())))}
+        left = {i: p - first for i, p in enumerate(taken) if p >= first + len(outputs)}
+        run, run_back = self._replayed(module.forward, module.backward, left)
         return Executable(
-            module.forward,
-            module.backward,
+            run,
+            run_back,
             outputs,
             saved=tuple(places),
             taken=len(taken),
@@ -217,6 +224,12 @@ class Plan:
             vjp=self.vjp,
             mispredicted=functools.partial(self._mispredicted, needed),
         )
+
+    def _replayed(self, forward: Any, backward: Any, left: Mapping[int, int]) -> tuple[Any, Any]:
+        """The plan's callables, from CUDA graphs if it is to use them; `left` as in `graphed`."""
+        if not self.graphs:
+            return forward, backward
+        return graphed(forward, backward, len(self.graph.outputs), left)
 
     def _kept(self, derived: Joint, flows: Mask) -> tuple[int, ...]:
         """The inputs that a vjp may read: for these gradients, and for the outputs without a cotangent here
@@ -293,9 +306,8 @@ class VjpPlan:
         names = tuple(
             f"d_{p.attr('name')}" for p, g in zip(derived.primals, derived.gradients) if g is not None
         )
-        self.plan = Plan(
-            Graph(inputs, outputs, names, derived.graph.origins), of.target, of.mode, strides=strides
-        )
+        graph = Graph(inputs, outputs, names, derived.graph.origins)
+        self.plan = Plan(graph, of.target, of.mode, strides=strides, memory_budget=of.memory_budget)
 
     def __call__(self, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Gradients:
         """One gradient an input of the first plan, None where none flows; inputs not read may be None."""

@@ -1,4 +1,4 @@
-"""Two plans that need no solver: every op a kernel, and what a greedy choice would give."""
+"""Plans that need no solver: every op a kernel, and what a greedy choice would give."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ from egcompile.extract.program import Program, Variables
 
 def unfused(table: Choices, known: Facts) -> Plan:
     """Each op as the joint graph has it, in a kernel of its own; views and constants stay free."""
+    return _original(table, known, lambda n: known.viewable[n])
+
+
+def plain(table: Choices, known: Facts) -> Plan:
+    """The same with each movement a copy, which no strides stand in the way of."""
+    return _original(table, known, lambda n: False)
+
+
+def _original(table: Choices, known: Facts, viewed: Callable[[int], bool]) -> Plan:
     pick = [n if n is not None else nodes[0] for n, nodes in zip(table.original, table.nodes)]
     kernels = Kernels(table, known)
 
@@ -31,7 +40,7 @@ def unfused(table: Choices, known: Facts) -> Plan:
                 kernel.reads[k] = None
         return kernel
 
-    return _assemble(table, pick, lambda n: known.viewable[n], alone)
+    return _assemble(table, pick, viewed, alone)
 
 
 def greedy(table: Choices, known: Facts, candidates: Sequence[Candidate], costs: Costs) -> Plan:

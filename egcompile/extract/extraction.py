@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from egcompile.errors import ExtractionError
-from egcompile.extract.baseline import as_values, greedy, unfused
+from egcompile.config import logger
+from egcompile.errors import ExtractionError, NoSolution
+from egcompile.extract.baseline import as_values, greedy, plain, unfused
 from egcompile.extract.candidates import Candidate, Kernels
 from egcompile.extract.choices import Choices, choices
 from egcompile.extract.cost import Costs
@@ -40,7 +41,8 @@ class KernelPlan:
 
     inlined   (reader, operand position) computed inside, not read from memory
     reads     values that are in memory before
-    writes    values that are after; projections of a root of several outputs among them
+    writes    values that are after; projections of a root of several outputs among them. A part of a named
+              kernel, made again, writes the one output of it that its root is equal to
     """
 
     root: Node
@@ -54,13 +56,18 @@ class KernelPlan:
 class Stats:
     """What extraction did. Costs are predicted microseconds.
 
-    gap       of the plan to the proven bound, relative; 0 when it is the optimum of the program
+    mode      what was asked for
+    taken     the plan that it came to: `mode`, or after it in `greedy`, `unfused`, `plain` the first that can
+              run, where the solver found none in time or a plan's views are not to be had
+    gap       of the plan to the proven bound, relative; 0 when it is the optimum of the program, 1 where
+              nothing is proven
     live      classes with two or more usable e-nodes
     cuts      constraints added because a solution went round in circles
     parts     independent parts of the program, and how many of them differ and were solved
     """
 
     mode: Mode
+    taken: str
     seconds: float
     gap: float
     classes: int
@@ -80,12 +87,15 @@ class Stats:
 
     def __str__(self) -> str:
         return (
-            f"{self.mode}: {self.kernels} kernels, {self.cost:.1f} us predicted, gap {self.gap:.1%}, "
+            f"{self._plan()}: {self.kernels} kernels, {self.cost:.1f} us predicted, gap {self.gap:.1%}, "
             f"{self.seconds:.2f} s; unfused {self.unfused_kernels} kernels, {self.unfused_cost:.1f} us; "
             f"greedy {self.greedy_kernels} kernels, {self.greedy_cost:.1f} us; "
             f"{self.live} live choices in {self.classes} classes, {self.nodes} e-nodes; "
             f"{self.variables} variables, {self.parts} parts, {self.solved} solved, {self.cuts} cuts"
         )
+
+    def _plan(self) -> str:
+        return self.mode if self.taken == self.mode else f"{self.taken} (there is no {self.mode} plan)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +135,8 @@ def extract(
     """The cheapest plan for all outputs of `egraph.joint` on `target`.
 
     mode        `exact` solves the 0/1 program; `greedy` and `unfused` are the plans it is compared with
-    time_limit  seconds for the solver, after which the best plan found is taken and its gap reported
+    time_limit  seconds for the solver, after which the best plan found is taken and its gap reported; if
+                there is none, the greedy plan, else the unfused one, else that without views (`Stats.taken`)
     strides     of inputs that do not lie row-major, by name
 
     Raises ExtractionError where an output cannot be computed.
@@ -154,21 +165,29 @@ def _extract(
     known = facts(table, dict(strides))
     costs = Costs(target)
     candidates = list(Kernels(table, known).all())
-    plain = unfused(table, known)
+    apart = unfused(table, known)
     quick = greedy(table, known, candidates, costs)
     built = Builder(table, known, candidates, costs)
     program, at = built.build()
     tighten(built)
-    plan, solution, cuts = plain if mode == "unfused" else quick, None, 0
+    plans: list[tuple[str, Callable[[], Plan]]] = [
+        ("greedy", lambda: quick),
+        ("unfused", lambda: apart),
+        ("plain", lambda: plain(table, known)),
+    ]
+    solution, cuts = None, 0
     if mode == "exact":
-        plan, solution, cuts = _exact(table, known, candidates, program, at, quick, start + time_limit)
-    layouts = lay_out(plan, table, known)
-    if isinstance(layouts, BrokenView):
-        raise ExtractionError(f"the {mode} plan takes a view that its strides do not allow")
+        try:
+            best, solution, cuts = _exact(table, known, candidates, program, at, quick, start + time_limit)
+            plans.insert(0, ("exact", lambda: best))
+        except NoSolution as failure:
+            logger("passes").warning("%s; another plan is taken", failure)
+    taken, plan, layouts = _first_that_runs(plans[mode == "unfused" :], table, known)
     stats = Stats(
         mode=mode,
+        taken=taken,
         seconds=time.perf_counter() - start,
-        gap=0.0 if solution is None else solution.gap,
+        gap=solution.gap if solution is not None else float(mode == "exact"),
         classes=len(table.nodes),
         nodes=len(table.enodes),
         live=table.live,
@@ -179,12 +198,25 @@ def _extract(
         cuts=cuts,
         kernels=len(plan.kernels),
         cost=cost(plan, table, known, costs),
-        unfused_kernels=len(plain.kernels),
-        unfused_cost=cost(plain, table, known, costs),
+        unfused_kernels=len(apart.kernels),
+        unfused_cost=cost(apart, table, known, costs),
         greedy_kernels=len(quick.kernels),
         greedy_cost=cost(quick, table, known, costs),
     )
     return _extraction(egraph, table, plan, layouts, stats, strides)
+
+
+def _first_that_runs(
+    plans: Sequence[tuple[str, Callable[[], Plan]]], table: Choices, known: Facts
+) -> tuple[str, Plan, dict[int, Layout]]:
+    """The first plan without circles whose views strides allow, and how its values lie."""
+    for name, make in plans:
+        plan = make()
+        if not cycles(plan, table):
+            layouts = lay_out(plan, table, known)
+            if not isinstance(layouts, BrokenView):
+                return name, plan, layouts
+    raise ExtractionError(f"no plan can run, of {', '.join(name for name, _ in plans)}")
 
 
 def _exact(
@@ -196,7 +228,10 @@ def _exact(
     quick: Plan,
     deadline: float,
 ) -> tuple[Plan, Solution, int]:
-    """Solves, and solves again with a cut for each circle found, until the solution is a plan."""
+    """Solves, and solves again with a cut for each circle found, until the solution is a plan.
+
+    Raises NoSolution where there was no time for that.
+    """
     decoder = Decoder(table, known, candidates, at)
     seed = as_values(quick, table, candidates, program, at) if not cycles(quick, table) else None
     cuts = 0
@@ -213,7 +248,7 @@ def _exact(
         cuts += len(found)
         if seed is not None and not program.holds(seed):
             seed = None
-    raise ExtractionError(f"extraction still goes round in circles after {cuts} cuts")
+    raise NoSolution(f"extraction still goes round in circles after {cuts} cuts")
 
 
 def _extraction(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from egcompile.errors import ExtractionError
+from egcompile.errors import ExtractionError, NoSolution
 from egcompile.extract.program import Program
 
 THREADS = 1
@@ -48,7 +48,7 @@ class Solution:
 def solve(program: Program, seed: Sequence[int] | None, time_limit: float) -> Solution:
     """The best values; those of `seed` for a part that the time was too short for.
 
-    Raises ExtractionError where there are none, or none was found in time and there is no seed.
+    Raises ExtractionError where there are none, NoSolution where none was found in time and there is no seed.
     """
     deadline = time.perf_counter() + time_limit
     values, rows = propagate(program)
@@ -257,5 +257,5 @@ def _solve_part(
         if optimal or found <= seeded:
             return values.astype(int).tolist(), found if optimal else max(float(info.mip_dual_bound), 0.0)
     if seed is None:
-        raise ExtractionError(f"HiGHS found no plan in {seconds:.1f} s ({highs.modelStatusToString(model)})")
+        raise NoSolution(f"HiGHS found no plan in {seconds:.1f} s ({highs.modelStatusToString(model)})")
     return list(seed), max(float(info.mip_dual_bound), 0.0)

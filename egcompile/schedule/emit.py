@@ -9,23 +9,23 @@ from egcompile.extract.extraction import Extraction, KernelPlan
 from egcompile.ir.buffer import Buffer
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
-from egcompile.partition import base, partition
+from egcompile.partition import Partition, base, partition
 from egcompile.schedule.bodies import Kernels
 from egcompile.schedule.kernel import Call, Free, Launch, Program, Schedule, Step, View
-from egcompile.schedule.order import order
+from egcompile.schedule.order import in_time, order
 from egcompile.schedule.together import Group, together
 from egcompile.target import Target
 
 _ATEN = (Kind.CONTRACTION, Kind.EXTERN)
 
 
-def schedule(extraction: Extraction, target: Target) -> Schedule:
-    """The forward's and the backward's steps, on any target alike.
+def schedule(extraction: Extraction, target: Target, parts: Partition | None = None) -> Schedule:
+    """The forward's and the backward's steps, on any target alike; without `parts`, of the fastest partition.
 
-    As many launches and calls are emitted as extraction planned, but for small kernels that share a launch
-    with others, which is asserted. The unfused plan, there to compare with, keeps these apart.
+    As many launches and calls are emitted as extraction and partition planned, but for small kernels that
+    share a launch with others, which is asserted. The unfused plan, there to compare with, keeps these apart.
     """
-    parts = partition(extraction)
+    parts = parts or partition(extraction, target)
     joint = extraction.joint
     emitter = _Emitter(extraction)
     names = emitter.names
@@ -35,10 +35,10 @@ def schedule(extraction: Extraction, target: Target) -> Schedule:
     backward = None
     if any(g is not None for g in joint.gradients):
         inputs = [*parts.saved, *cotangents]
-        backward = emitter.program("backward", inputs, joint.gradients, parts.backward)
+        backward = emitter.program("backward", inputs, joint.gradients, parts.backward, parts.recomputed)
     steps = [*forward.steps, *(backward.steps if backward else ())]
     emitted = sum(isinstance(step, (Launch, Call)) for step in steps)
-    planned = len(extraction.kernels) - emitter.shared
+    planned = len(extraction.kernels) + len(parts.recomputed) - emitter.shared
     assert emitted == planned, f"planned {planned} launches and calls, emitted {emitted}"
     return Schedule(forward, backward, tuple(names[n] for n in parts.saved), emitter.shared)
 
@@ -62,12 +62,16 @@ class _Emitter:
         inputs: Sequence[Node],
         outputs: Sequence[Node | None],
         kernels: Sequence[KernelPlan],
+        again: Sequence[KernelPlan] = (),
     ) -> Program:
+        """`again` are kernels that make values of the forward again, where the first kernel reads them."""
         returned = [node for node in outputs if node is not None]
         steps: list[Step] = []
         present: dict[Node, None] = dict.fromkeys(inputs)
         kept = [*map(self._base, returned), *self.extraction.joint.primals]  # the caller has the primals
-        ordered = order(kernels, self._base, kept, inputs, lambda k: self.rank.get(k.root, 0))
+        available = [*inputs, *(node for kernel in again for node in kernel.writes)]
+        ordered = order(kernels, self._base, kept, available, lambda k: self.rank.get(k.root, 0))
+        ordered = in_time(ordered, again, self._base, returned)
         groups = self._groups(ordered)
         self.shared += len(ordered) - len(groups)
         for group in groups:

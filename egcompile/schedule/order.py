@@ -54,3 +54,32 @@ def order(
     if len(done) != len(kernels):
         raise ExtractionError("kernels of the plan wait for each other")
     return done
+
+
+def in_time(
+    ordered: Sequence[KernelPlan],
+    again: Sequence[KernelPlan],
+    base: Callable[[Node], Node],
+    returned: Iterable[Node],
+) -> list[KernelPlan]:
+    """`ordered` with the kernels `again`, each just before the first that reads what it writes."""
+    maker = {node: kernel for kernel in again for node in kernel.writes}
+    done: dict[int, KernelPlan] = {}
+
+    def make(first: KernelPlan) -> None:
+        stack = [(first, False)]
+        while stack:
+            kernel, expanded = stack.pop()
+            if expanded:
+                done.setdefault(id(kernel), kernel)
+            elif id(kernel) not in done:
+                stack.append((kernel, True))
+                earlier = (maker.get(base(node)) for node in kernel.reads)
+                stack.extend((k, False) for k in earlier if k is not None and k is not kernel)
+
+    for kernel in ordered:
+        make(kernel)
+    for node in returned:
+        if (last := maker.get(base(node))) is not None:
+            make(last)
+    return list(done.values())
