@@ -45,7 +45,7 @@ class Graphed:
     def __init__(
         self,
         run: Callable[[Sequence[Tensor]], Results],
-        pool: tuple[int, int],
+        pool: Any,
         outputs: int | None = None,
         expected: Callable[[], Mapping[int, int] | None] = dict,
     ) -> None:
@@ -89,7 +89,8 @@ class Graphed:
     def capture(self, inputs: Sequence[Tensor], stream: int) -> _Captured | None:
         """The graph; None, for good, where something in the plan cannot be captured."""
         if any(x.device.type != "cuda" for x in inputs):
-            return self.refuse("an input is not on the GPU")
+            self.refuse("an input is not on the GPU")
+            return None
         own = tuple(i for i in range(len(inputs)) if i in self.moving)
         static = [x.clone() if i in self.moving else x.detach() for i, x in enumerate(inputs)]
         graph = torch.cuda.CUDAGraph()
@@ -97,7 +98,8 @@ class Graphed:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 results = self.run(static)
         except RuntimeError as error:
-            return self.refuse(str(error).partition("\n")[0])
+            self.refuse(str(error).partition("\n")[0])
+            return None
         addresses = {i: x.data_ptr() for i, x in enumerate(inputs) if i not in self.moving}
         logger("kernels").debug("captured a graph; %d of %d inputs are copied", len(own), len(inputs))
         kept = [x if i in self.moving else x.new_empty(0) for i, x in enumerate(static)]
