@@ -161,6 +161,17 @@ def aot_forward(
     return graph, signature
 
 
+def run_fake(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs of a run of a Dynamo graph on fake tensors, which share memory as real ones do."""
+    mode = FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True)
+    inputs = [_static(mode, x) for x in example_inputs]
+    for value, x in zip(inputs, example_inputs, strict=True):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            value.requires_grad_()
+    with tracing(None), mode, torch.set_grad_enabled(torch.is_grad_enabled()):
+        return inputs, list(fx.Interpreter(gm).run(*inputs))
+
+
 def _static(mode: FakeTensorMode, x: Any) -> Any:
     """The input in `mode`, sizes as numbers, without a guard on any of them."""
     if not isinstance(x, torch.Tensor):
