@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy, by definition."""
+"""Softmax and the cross-entropies, by definition."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
 from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
 from egcompile.ops.core import full, iota
-from egcompile.ops.opdef import Kind, OpDef, Sample, register
-from egcompile.ops.pointwise import add, div, eq, exp, log, mul, ne, sub, where
+from egcompile.ops.opdef import Kind, OpDef, Sample, register, same_type
+from egcompile.ops.pointwise import add, div, eq, exp, log, log1p, lt, mul, ne, neg, sub, where
 from egcompile.ops.reduction import amax, sum
 
 
@@ -117,3 +117,39 @@ cross_entropy_backward = _composite(
     nondifferentiable=frozenset({"target"}),
     samples=(Sample(("f64[4,5]", "i64[4]", "f64[4]", "f64[4]"), {"ignore_index": 1}, low=0, high=4),),
 )
+
+
+# ---- of probabilities ----
+def _at_least(x: Node, bound: float) -> Node:
+    limit = constant(bound, x)
+    return where(lt(x, limit), limit, x)
+
+
+def _binary_cross_entropy(x: Node, target: Node) -> Node:
+    hit, miss = _at_least(log(x), -100.0), _at_least(log1p(neg(x)), -100.0)
+    return sub(mul(sub(target, constant(1.0, x)), miss), mul(target, hit))
+
+
+def _binary_cross_entropy_backward(x: Node, target: Node, ct: Node) -> Node:
+    slope = _at_least(mul(sub(constant(1.0, x), x), x), 1e-12)
+    return mul(ct, div(sub(x, target), slope))
+
+
+binary_cross_entropy, binary_cross_entropy_backward = (
+    register(
+        OpDef(
+            name,
+            Kind.POINTWISE,
+            operands,
+            type_rule=same_type,
+            definition=definition,
+            samples=(Sample(("f64[3,4]",) * len(operands), low=0.1, high=0.9),),
+        )
+    )
+    for name, operands, definition in (
+        ("binary_cross_entropy", ("x", "target"), _binary_cross_entropy),
+        ("binary_cross_entropy_backward", ("x", "target", "ct"), _binary_cross_entropy_backward),
+    )
+)
+"""`-target log(x) - (1 - target) log(1 - x)`, each logarithm -100 at least, as ATen has it; and its derivative in
+`x`, which is bounded in another way."""
