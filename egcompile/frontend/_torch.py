@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 
 import egcompile
 from egcompile.errors import NoGradientRule, TraceError, TypeMismatch
+from egcompile.frontend.decompositions import DECOMPOSITIONS
 from egcompile.ir import TensorType
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
@@ -125,7 +126,7 @@ def _interpret_regions(gm: fx.GraphModule) -> None:
 
 def _decompositions(keep: Collection[Any]) -> dict[Any, Any]:
     table: Mapping[Any, Any] = dict(default_decompositions())
-    return {op: rule for op, rule in table.items() if op not in keep}
+    return {op: rule for op, rule in table.items() if op not in keep} | DECOMPOSITIONS
 
 
 def out_spec(program: ExportedProgram) -> TreeSpec:
