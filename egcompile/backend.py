@@ -97,6 +97,9 @@ class _Call:
         self.plan = plan
 
     def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.imported.enables and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self(*args)
         imported = self.imported
         inputs = [args[i] for i in imported.input_indices]
         inputs = [x if x.device == imported.device else x.to(imported.device) for x in inputs]

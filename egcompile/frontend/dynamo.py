@@ -15,7 +15,7 @@ from egcompile.frontend import _torch
 from egcompile.frontend.aliases import Argument, Shared, may_share, return_bases, sharing
 from egcompile.frontend.aten import KEPT
 from egcompile.frontend.autocast import cast_before_losses
-from egcompile.frontend.grad_mode import detach_no_grad_values
+from egcompile.frontend.grad_mode import detach_no_grad_values, enables_grad
 from egcompile.frontend.importer import Binding, Constant, FxGraph, identifiers, import_fx
 from egcompile.frontend.origins import module_path, origin_of
 from egcompile.ir import Graph
@@ -52,6 +52,7 @@ class Imported:
     outputs        one entry an output of the captured graph
     mutated        (argument index, index into the graph's outputs) for every argument changed in place
     requires_grad  for every input
+    enables        whether it is to run with gradients on even where they are off: what has none is detached
     device         where the graph lies; numbers, as 0-d tensors on a CPU, and constants may lie elsewhere
     """
 
@@ -61,6 +62,7 @@ class Imported:
     outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
     requires_grad: tuple[bool, ...]
+    enables: bool
     device: torch.device
 
 
@@ -70,12 +72,14 @@ class Capture:
 
     Made while the backend is called: afterwards Dynamo forgets where its inputs came from.
 
+    enables whether parts have gradients on though the caller has them off
     bases   how many of the graph's outputs, the last ones, are there only for others to be views of them
     shares  whether outputs share memory, with an argument or with each other
     """
 
     gm: fx.GraphModule
     names: tuple[str, ...]
+    enables: bool
     bases: int
     shares: bool
 
@@ -90,10 +94,13 @@ class Capture:
         names = tuple(map(_input_name, gm.graph.find_nodes(op="placeholder")))
         ready = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         _wrapped_numbers_stay_tensors(ready)
-        detach_no_grad_values(ready)
-        cast_before_losses(ready)
         bases = return_bases(ready)
-        return Capture(ready, names, bases, may_share(ready, bases))
+        outside = torch.is_grad_enabled()
+        enables = not outside and enables_grad(ready)
+        if outside or enables:
+            detach_no_grad_values(ready, enabled=outside)
+        cast_before_losses(ready)
+        return Capture(ready, names, enables, bases, may_share(ready, bases))
 
     def specialize(self, args: Sequence[Any], *, opaque: bool = True) -> Imported:
         """The graph for the sizes and numbers of `args`.
@@ -123,6 +130,7 @@ class Capture:
             outputs=tuple(_moved(output, place) for output in outputs),
             mutated=tuple((index, place[position]) for index, position in mutated),
             requires_grad=(*(args[i].requires_grad for i in tensors), *(False for _ in imported.constants)),
+            enables=self.enables,
             device=imported.device,
         )
 
