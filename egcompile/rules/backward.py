@@ -19,6 +19,7 @@ from egcompile.ops import (
     TensorType,
     abs,
     add,
+    add_complex,
     add_layer_norm,
     add_rms_norm,
     amax,
@@ -88,6 +89,7 @@ Attrs = Mapping[str, Any]
 
 # ---- arithmetic ----
 vjp(add, lambda a, b, ct: (ct, ct))
+vjp(add_complex, lambda a, b, ct: (ct, ct))
 vjp(sub, lambda a, b, ct: (ct, neg(ct)))
 vjp(mul, lambda a, b, ct: (mul(ct, b), mul(ct, a)))
 vjp(div, lambda a, b, y, ct: (div(ct, b), neg(mul(ct, div(y, b)))))
@@ -197,7 +199,7 @@ def _count(types: Types, attrs: Attrs, index: int) -> float:
 
 
 def _share(x: Pattern, dims: Any, y: Pattern, ct: Pattern) -> Pattern:
-    """`ct` in equal parts over the elements that attain the extremum; NaN if none does, as NaN is no equal."""
+    """`ct` in equal parts over the elements that attain the extremum; NaN where that is NaN."""
     hit = where(eq(x, across(y, x)), scalar(1.0, x), scalar(0.0, x))
     return mul(across(div(ct, sum(hit, dims)), x), hit)
 

@@ -1,4 +1,4 @@
-"""Gradients where an input is NaN or infinite, where elements tie, and of cotangents that are: as eager has them."""
+"""Gradients where inputs or cotangents are NaN or infinite, and where elements tie: as eager has them."""
 
 from __future__ import annotations
 

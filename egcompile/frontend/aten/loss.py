@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,11 +51,14 @@ def _weights(target: Node, weight: Node | None, shape: Sequence[int], ignore: in
 
 
 def _picked(scores: Node, target: Node) -> Node:
-    """`scores[M, C]` at the class `target[M]` of each row; 0 for a class that does not exist."""
+    """`scores[M, C]` at the class `target[M]` of each row; NaN for a class that does not exist."""
     column = broadcast(reshape(target, (*target.shape, 1)), scores.shape)
     hit = ops.eq(ops.iota(shape=scores.shape, axis=1, dtype=target.dtype), column)
     picked = ops.sum(ops.where(hit, scores, operand(0, scores.tensor)), dims=(1,))
-    return reshape(picked, target.shape)
+    exists = ops.ge(target, operand(0, target.tensor))
+    exists = ops.logical_and(exists, ops.lt(target, operand(scores.shape[1], target.tensor)))
+    picked = reshape(picked, target.shape)
+    return ops.where(exists, picked, operand(math.nan, picked.tensor))
 
 
 def _weighted(weights: Node, loss: Node) -> Node:
