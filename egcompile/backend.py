@@ -15,11 +15,13 @@ from torch import Tensor, fx
 from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
 from egcompile.errors import TraceError
-from egcompile.frontend.dynamo import Argument, Capture, Imported, Number
+from egcompile.frontend.aliases import Argument, Shared
+from egcompile.frontend.dynamo import Capture, Imported, Number
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
 from egcompile.pipeline import Mode, budget_of, mode_of
 from egcompile.plan import Plan
+from egcompile.runtime.aten import laid_out
 from egcompile.target import Target
 
 PLANS = 64
@@ -101,6 +103,9 @@ class _Call:
         self.plan = plan
 
     def __call__(self, *args: Any) -> Sequence[Any]:
+        if self.imported.enables and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self(*args)
         imported = self.imported
         inputs = [args[i] for i in imported.input_indices]
         inputs = [x if x.device == imported.device else x.to(imported.device) for x in inputs]
@@ -112,12 +117,17 @@ class _Call:
             pairs = [pair for pair in changed if pair[0].dtype == dtype]
             torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs])
         results: list[Any] = []
+        bases: dict[int, Tensor] = {}
         for output in imported.outputs:
             match output:
                 case int():
                     results.append(values[output])
                 case Number(position):
                     results.append(values[position].cpu())
+                case Shared(position, strides, window):
+                    if position not in bases:
+                        bases[position] = laid_out(values[position], strides)
+                    results.append(window.of(bases[position]) if window else bases[position])
                 case Argument():
                     results.append(output.of(args))
                 case Constant():

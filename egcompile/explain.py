@@ -134,22 +134,23 @@ def _saved(schedule: Schedule) -> list[str]:
 
 
 def _recomputed(parts: Partition, graph: Graph) -> list[str]:
-    """Kernels of the forward that run again instead of saving what they wrote, and what that saves."""
-    if not parts.recomputed:
-        return []
-    values = [value for kernel in parts.recomputed for value in kernel.writes]
-    bounds = f"{_size(parts.saved_bytes)} saved, of {_size(parts.fastest_bytes)} in the fastest plan"
+    """What the backward computes a second time instead of reading it, what that costs, and what it saves."""
+    bounds = f"{_size(parts.saved_bytes)} are saved, in the fastest plan {_size(parts.fastest_bytes)}"
     if parts.smallest_bytes is not None:
-        bounds += f" and {_size(parts.smallest_bytes)} in the smallest"
-    counts: Counter[tuple[str, str]] = Counter()
-    places: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for kernel in parts.recomputed:
-        key = _named(kernel), ", ".join(str(value.tensor) for value in kernel.writes)
-        counts[key] += 1
-        places[key].update(*(graph.origins.get(value, ()) for value in kernel.writes))
+        bounds += f", in the smallest {_size(parts.smallest_bytes)}"
+    work = [(_named(kernel), kernel.writes) for kernel in parts.recomputed]
+    work += [(f"inside its readers, {value.op.name}", (value,)) for value in parts.inside]
+    counts: Counter[str] = Counter()
+    places: dict[str, set[str]] = defaultdict(set)
+    for what, values in work:
+        line = f"{what}: {', '.join(str(value.tensor) for value in values)}"
+        counts[line] += 1
+        places[line].update(*(graph.origins.get(value, ()) for value in values))
+    if not work:
+        return []
     return [
-        f"{len(values)} values by {len(parts.recomputed)} kernels, {parts.cost:.1f} us predicted; {bounds}",
-        *(f"{n} x {key[0]}: {key[1]} ({_joined(places[key])})" for key, n in counts.most_common()),
+        f"{len(parts.recomputed)} kernels, {parts.cost:.1f} us predicted; {bounds}",
+        *(f"{n} x {line} ({_joined(places[line]) or 'no place in the model'})" for line, n in counts.items()),
     ]
 
 

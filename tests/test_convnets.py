@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import egcompile
 from benchmarks.resnet import bottleneck
 from benchmarks.zoo import ResidualConv
-from egcompile.frontend import Traced
-from egcompile.plan import Plan
 from egcompile.runtime import aten as runtime_aten
 from egcompile.schedule.kernel import Call
+from tests.runs import run
 
 IMAGE = (3, 8, 6, 5)
 
@@ -58,16 +57,6 @@ def gradients(y: Tensor, model: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     torch.manual_seed(1)
     ct = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
     return torch.autograd.grad(y, [x, *model.parameters()], torch.empty_like(y).copy_(ct))
-
-
-def run(plan: Plan, traced: Traced, x: Tensor) -> Tensor:
-    """A traced model's result; buffers that it changes are written back."""
-    values = plan(*traced.state, x)
-    values = values if isinstance(values, tuple) else (values,)
-    result: Tensor = traced.restore(values)
-    for i, slot in traced.mutated:
-        traced.state[i].copy_(values[slot])
-    return result
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -1,5 +1,6 @@
 """The fused functions: values and every order of gradient against PyTorch and finite differences, in fp64."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from egcompile import functional as E
 from egcompile.errors import TypeMismatch
+from egcompile.functional import call
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -51,6 +53,14 @@ def linear_case(activation: str, *shapes: tuple[int, ...] | None) -> Case:
 
 
 TARGET = torch.tensor([1, 4, -100, 0])
+WEIGHT = torch.tensor([0.5, 2.0, 1.0, 3.0, 0.25], dtype=torch.float64)
+
+
+def fresh() -> tuple[Tensor, Tensor]:
+    """A batch norm's running statistics before a call."""
+    mean = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    return mean, mean.square() + 0.5
+
 
 CASES = {
     "rms_norm": Case(
@@ -80,6 +90,66 @@ CASES = {
     "swiglu": Case(E.swiglu, lambda g, u: F.silu(g) * u, ((3, 4), (3, 4))),
     "softmax": Case(E.softmax, lambda x: torch.softmax(x, -1), ((2, 3, 4),)),
     "softmax-first": Case(lambda x: E.softmax(x, 0), lambda x: torch.softmax(x, 0), ((3, 4),)),
+    "softmax-scalar": Case(lambda x: E.softmax(x), lambda x: torch.softmax(x, 0), ((),)),
+    "layer_norm": Case(
+        lambda x, w, b: E.layer_norm(x, (3, 5), w, b),
+        lambda x, w, b: F.layer_norm(x, (3, 5), w, b),
+        ((2, 3, 5), (3, 5), (3, 5)),
+    ),
+    "layer_norm-unweighted": Case(
+        lambda x: E.layer_norm(x, [5], eps=0.1), lambda x: F.layer_norm(x, [5], eps=0.1), ((4, 5),)
+    ),
+    "layer_norm-unbiased": Case(
+        lambda x, w: E.layer_norm(x, (5,), w), lambda x, w: F.layer_norm(x, (5,), w), ((4, 5), (5,))
+    ),
+    "group_norm": Case(
+        lambda x, w, b: E.group_norm(x, 2, w, b),
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        ((2, 4, 2, 3), (4,), (4,)),
+    ),
+    "group_norm-instances": Case(lambda x: E.group_norm(x, 3), lambda x: F.instance_norm(x), ((2, 3, 4),)),
+    "group_norm-rows": Case(
+        lambda x, w, b: E.group_norm(x, 2, w, b, 0.1),
+        lambda x, w, b: F.group_norm(x, 2, w, b, 0.1),
+        ((3, 4), (4,), (4,)),
+    ),
+    **{
+        f"batch_norm-{name}": Case(
+            lambda x, w=None, b=None, options=options: E.batch_norm(x, *fresh(), w, b, **options),
+            lambda x, w=None, b=None, options=options: F.batch_norm(x, *fresh(), w, b, **options),
+            shapes,
+        )
+        for name, options, shapes in (
+            ("training", {"training": True}, ((3, 4, 2, 2), (4,), (4,))),
+            ("rows", {"training": True, "momentum": 0.3, "eps": 0.1}, ((5, 4), (4,), (4,))),
+            ("evaluation", {}, ((3, 4, 2), (4,), (4,))),
+            ("evaluation, no affine", {}, ((3, 4, 2),)),
+        )
+    },
+    "batch_norm-no statistics": Case(
+        lambda x, w, b: E.batch_norm(x, None, None, w, b, training=True),
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        ((3, 4, 2), (4,), (4,)),
+    ),
+    **{
+        f"cross_entropy-{name}": Case(
+            lambda x, options=options: E.cross_entropy(x, **options),
+            lambda x, options=options: F.cross_entropy(x, **options),
+            (shape,),
+        )
+        for name, shape, options in (
+            ("weights", (4, 5), {"target": TARGET, "weight": WEIGHT}),
+            ("smoothed", (4, 5), {"target": TARGET, "label_smoothing": 0.1, "reduction": "sum"}),
+            ("all options", (4, 5), {"target": TARGET, "weight": WEIGHT, "label_smoothing": 0.2}),
+            ("pixels", (1, 5, 4), {"target": TARGET[None].abs() % 5, "ignore_index": 4, "reduction": "none"}),
+            ("one row", (5,), {"target": TARGET[0]}),
+        )
+    },
+    "cross_entropy-probabilities": Case(
+        lambda x, p: E.cross_entropy(x, p, WEIGHT, label_smoothing=0.1),
+        lambda x, p: F.cross_entropy(x, p, WEIGHT, label_smoothing=0.1),
+        ((4, 5), (4, 5)),
+    ),
     **{
         f"cross_entropy-{reduction}": Case(
             lambda x, reduction=reduction: E.cross_entropy(x, TARGET, reduction=reduction),
@@ -232,6 +302,53 @@ def test_inside_a_compiled_model(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["counted", "uncounted"])
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("disable", ["", "1"], ids=["compiled", "disabled"])
+def test_running_statistics(
+    disable: str, dtype: torch.dtype, momentum: float | None, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written back in training as `torch.nn.BatchNorm2d` does, without a plan a step, and left alone else."""
+    monkeypatch.setenv("EGCOMPILE_DISABLE", disable)
+    wide = torch.promote_types(dtype, torch.float32)
+    reference = torch.nn.BatchNorm2d(4, momentum=momentum).to(wide)
+    twin = copy.deepcopy(reference)
+    assert twin.running_mean is not None and twin.running_var is not None
+    count = {"num_batches_tracked": twin.num_batches_tracked} if given or momentum is None else {}
+    made = call._plan.cache_info().misses
+    for training in (True, True, True, False):
+        x = torch.randn(3, 4, 2, 5).to(dtype).requires_grad_()
+        y = E.batch_norm(
+            x, twin.running_mean, twin.running_var, twin.weight, twin.bias, training, momentum, 1e-5, **count
+        )
+        expected = reference.train(training)(x)
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-2
+        torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
+        for ours, theirs in zip(y.sum().backward() or [x.grad], torch.autograd.grad(expected.sum(), x)):
+            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert call._plan.cache_info().misses - made <= 2
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for ours, theirs in (
+        (twin.running_mean, reference.running_mean),
+        (twin.running_var, reference.running_var),
+        *([(twin.num_batches_tracked, reference.num_batches_tracked)] if count else []),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_running_statistics_are_not_saved() -> None:
+    """A second call before the first one's backward changes them, and the backward does not read them."""
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    mean, var = fresh()
+    first = E.batch_norm(x, mean, var, training=True)
+    E.batch_norm(x, mean, var, training=True)
+    ct = torch.randn_like(x)
+    (found,) = torch.autograd.grad(first, x, ct)
+    (expected,) = torch.autograd.grad(F.batch_norm(x, None, None, training=True), x, ct)
+    torch.testing.assert_close(found, expected)
+
+
 def test_errors() -> None:
     with pytest.raises(TypeMismatch, match=r"matmul of f32\[3,4\] and f32\[6,5\]"):
         E.linear_act(torch.randn(3, 4), torch.randn(5, 6))
@@ -243,6 +360,27 @@ def test_errors() -> None:
         E.linear_act(torch.randn(3, 4), torch.randn(5, 4), None, "swish")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduction is"):
         E.cross_entropy(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64), reduction="max")  # type: ignore[arg-type]
+    x, four = torch.randn(3, 4, 2), torch.ones(4)
+    with pytest.raises(TypeMismatch, match=r"layer_norm over \[3\] of f32\[3,4,2\]"):
+        E.layer_norm(x, (3,))
+    with pytest.raises(TypeMismatch, match=r"with weight f32\[4\]"):
+        E.layer_norm(x, (2,), four)
+    with pytest.raises(TypeMismatch, match="in 3 groups"):
+        E.group_norm(x, 3)
+    with pytest.raises(TypeMismatch, match=r"group_norm of f32\[3,4,2\] with bias f32\[3\]"):
+        E.group_norm(x, 2, four, four[:3])
+    with pytest.raises(TypeMismatch, match="no channels"):
+        E.batch_norm(four, None, None, training=True)
+    with pytest.raises(ValueError, match="both running statistics"):
+        E.batch_norm(x, None, None)
+    with pytest.raises(ValueError, match="both running statistics"):
+        E.batch_norm(x, four, None, training=True)
+    with pytest.raises(ValueError, match="one value a channel"):
+        E.batch_norm(x[:1, :, :1], four, four, training=True)
+    with pytest.raises(ValueError, match="needs num_batches_tracked"):
+        E.batch_norm(x, four, four, training=True, momentum=None)
+    with pytest.raises(IndexError, match="axis 3"):
+        E.softmax(x, 3)
 
 
 def test_a_saved_operand_changed_in_place() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from egcompile.codegen.index import Axis, Index
+from egcompile.codegen.index import BIJECTIVE, Axis, Index
 from egcompile.codegen.nest import Nest
 from egcompile.codegen.scalar import TL_DTYPES, literal
 from egcompile.codegen.text import Line, Value, named
@@ -106,11 +106,9 @@ class Reducer:
 
     # ---- accumulators ----
 
-    def accumulator(
-        self, node: Node, axes: frozenset[Axis], scope: Scope, start: Value | None = None
-    ) -> Value:
+    def accumulator(self, node: Node, axes: frozenset[Axis], scope: Scope) -> Value:
         """A named accumulator over some of the tile's dimensions, set in `scope` to the neutral element."""
-        acc, neutral = accumulate_dtype(node.dtype), start or self.identity(node)
+        acc, neutral = accumulate_dtype(node.dtype), self.identity(node)
         shape = self.shape(axes)
         zeros = shape and not neutral.literal
         text = f"tl.zeros({shape}, " if zeros else f"tl.full({shape or '()'}, {neutral.template}, "
@@ -122,9 +120,13 @@ class Reducer:
         name = accumulator.template
         template = f"{name} += {{0}}"
         if node.op.name not in _SUMS:
-            nan = "" if node in self.absorbed else ", propagate_nan=tl.PropagateNan.ALL"
-            template = f"{name} = {_PAIR[node.op.name]}({name}, {{0}}{nan})"
+            template = f"{name} = {self.pair(node).format(name, '{0}')}"
         scope.block.items.append(Line(template, (value,)))
+
+    def pair(self, node: Node) -> str:
+        """The larger, or smaller, of `{0}` and `{1}`."""
+        nan = "" if node in self.absorbed else ", propagate_nan=tl.PropagateNan.ALL"
+        return f"{_PAIR[node.op.name]}({{0}}, {{1}}{nan})"
 
     def shape(self, axes: frozenset[Axis]) -> str:
         """The shape of a tile over some of the axes; empty for a scalar."""
@@ -188,9 +190,35 @@ def one_hot(node: Node) -> tuple[Node, Node] | None:
 
 
 def _absorbed(kernel: Kernel) -> set[Node]:
-    """Largest elements that are read only to be subtracted before an `exp`: NaN reaches the sum by itself."""
-    absorbed = {pair[0] for node in kernel.body.nodes if (pair := shifted_exp(node)) is not None}
-    return absorbed - set(kernel.body.outputs)
+    """Largest elements that need not be NaN where an element is.
+
+    `exp(x - amax(x))` is NaN there, and so is its sum: whatever that enters is NaN as well. What follows from
+    the largest element and not from the sum would differ; if that is an output, NaN must be carried along.
+    """
+    pairs = [(n, pair[0]) for n in kernel.body.nodes if (pair := shifted_exp(n)) is not None]
+    tops = {top for _, top in pairs}
+    return {top for top in tops if not _shows(top, {n for n, other in pairs if other is top}, kernel)}
+
+
+def _shows(top: Node, shifted: set[Node], kernel: Kernel) -> bool:
+    """Whether an output would show that `top` is not NaN in a row with one."""
+    nan: set[Node] = set()
+    differs = {top}
+    for node in kernel.body.nodes:
+        if node in differs:
+            continue
+        summed = node.op.name == "sum" and node.inputs[0] in shifted
+        if (summed and node.attr("dims") == top.attr("dims")) or (
+            node.op.name in _CARRY_NAN and any(i in nan for i in node.inputs)
+        ):
+            nan.add(node)
+        elif any(i in differs for i in node.inputs):
+            differs.add(node)
+    return not differs.isdisjoint(kernel.body.outputs)
+
+
+_CARRY_NAN = {"add", "sub", "mul", "div", "neg", "exp", "log", "cast", "reciprocal", *BIJECTIVE, "expand"}
+"""Ops that are NaN wherever an operand is."""
 
 
 def shifted_exp(node: Node) -> tuple[Node, Node] | None:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
-
 from egcompile.codegen.index import Axis
 from egcompile.codegen.nest import Nest, Partial
 from egcompile.codegen.reduce import Reducer, one_hot, shifted_exp
-from egcompile.codegen.scalar import literal
 from egcompile.codegen.text import Line, Loop, Value
 from egcompile.codegen.tile import Scope
 from egcompile.codegen.walk import Indices, Write
 from egcompile.ir.node import Node, topological
-from egcompile.ir.types import accumulate_dtype
 
 Instance = tuple[Node, Indices]
 
@@ -85,9 +81,7 @@ class Phases:
         plain = [i for i in instances if i not in online and i not in online.values()]
         accumulators = {i: self.reducer.accumulator(i[0], both, scope) for i in (*online.values(), *plain)}
         for top in online:
-            lowest = literal(torch.finfo(accumulate_dtype(top[0].dtype)).min, accumulate_dtype(top[0].dtype))
-            rows = frozenset({self.nest.rows})
-            accumulators[top] = self.reducer.accumulator(top[0], rows, scope, lowest)
+            accumulators[top] = self.reducer.accumulator(top[0], frozenset({self.nest.rows}), scope)
         inner = self.open(scope)
         for top, total in online.items():
             self.online(top, accumulators[top], accumulators[total], inner)
@@ -99,19 +93,33 @@ class Phases:
             accumulator = accumulators[node, index]
             result = self.reducer.reduce(node, accumulator, self.nest.cols, masked=False)
             scope.memo[node, index, None] = result
+        for top, total in online.items():
+            scope.memo[(*total, None)] = self.of_a_finite_row(
+                scope.memo[(*top, None)], scope.memo[(*total, None)]
+            )
 
     def online(self, top: Instance, largest: Value, total: Value, inner: Scope) -> None:
-        """The running largest element of each row, and the sum of exponentials relative to it."""
+        """The running largest element of each row, and the sum of exponentials relative to it.
+
+        Relative to 0 while all that was seen is -inf, which adds nothing to the sum.
+        """
         node, index = top
+        emit = self.reducer.emit
         x = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
         tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
-        new = self.reducer.emit("tl.maximum({0}, {1})", largest, tile_top, hint="new_largest", inline=False)
+        new = emit(self.reducer.pair(node), largest, tile_top, hint="new_largest", inline=False)
+        origin = emit('tl.where({0} == float("-inf"), 0.0, {0})', new, hint="origin", inline=False)
         # The accumulators change below: what reads them is written before, by name or in the same line.
-        shift = self.reducer.emit("tl.exp({0} - {1})", x, new, hint="shifted")
+        shift = emit("tl.exp({0} - {1})", x, origin, hint="shifted")
         name = total.template
         rescaled = f"{name} = {name} * tl.exp({{0}} - {{1}}) + {{2}}"
-        inner.block.items.append(Line(rescaled, (largest, new, shift)))
+        inner.block.items.append(Line(rescaled, (largest, origin, shift)))
         inner.block.items.append(Line(f"{largest.template} = {{0}}", (new,)))
+
+    def of_a_finite_row(self, largest: Value, total: Value) -> Value:
+        """The sum, but NaN in a row of -inf alone, as `exp(-inf - -inf)` is."""
+        nan = 'tl.where({0} == float("-inf"), float("nan"), {1})'
+        return self.reducer.emit(nan, largest, total, hint="total", inline=False)
 
     def operand(self, node: Node, index: Indices) -> Value:
         operand = self.nest.walk.descend(node, index)

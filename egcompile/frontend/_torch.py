@@ -34,6 +34,7 @@ from torch.utils import _pytree as pytree
 
 import egcompile
 from egcompile.errors import NoGradientRule, TraceError, TypeMismatch
+from egcompile.frontend.decompositions import DECOMPOSITIONS
 from egcompile.ir import TensorType
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
@@ -125,7 +126,7 @@ def _interpret_regions(gm: fx.GraphModule) -> None:
 
 def _decompositions(keep: Collection[Any]) -> dict[Any, Any]:
     table: Mapping[Any, Any] = dict(default_decompositions())
-    return {op: rule for op, rule in table.items() if op not in keep}
+    return {op: rule for op, rule in table.items() if op not in keep} | DECOMPOSITIONS
 
 
 def out_spec(program: ExportedProgram) -> TreeSpec:
@@ -159,6 +160,17 @@ def aot_forward(
         )
     assert isinstance(graph, fx.GraphModule)
     return graph, signature
+
+
+def run_fake(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs of a run of a Dynamo graph on fake tensors, which share memory as real ones do."""
+    mode = FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True)
+    inputs = [_static(mode, x) for x in example_inputs]
+    for value, x in zip(inputs, example_inputs, strict=True):
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            value.requires_grad_()
+    with tracing(None), mode, torch.set_grad_enabled(torch.is_grad_enabled()):
+        return inputs, list(fx.Interpreter(gm).run(*inputs))
 
 
 def _static(mode: FakeTensorMode, x: Any) -> Any:

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 
 from egcompile.errors import EgcompileError, TraceError
 from egcompile.frontend import _torch
+from egcompile.frontend.aliases import Argument, Shared, may_share, return_bases, sharing
 from egcompile.frontend.aten import KEPT
 from egcompile.frontend.autocast import cast_before_losses
-from egcompile.frontend.grad_mode import detach_no_grad_values
+from egcompile.frontend.grad_mode import detach_no_grad_values, enables_grad
 from egcompile.frontend.importer import Binding, Constant, FxGraph, identifiers, import_fx
 from egcompile.frontend.origins import module_path, origin_of
 from egcompile.ir import Graph
 
-
-@dataclass(frozen=True)
-class Argument:
-    """An output that is the argument of that index itself, or a view of its memory; not a copy of it.
-
-    `view` is (shape, strides, elements between their starts) of a view; `detached` cuts its gradient, as a
-    view made by `detach` or under `no_grad` has none.
-    """
-
-    index: int
-    view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
-    detached: bool = False
-
-    def of(self, args: Sequence[Any]) -> Any:
-        """The output itself, from the arguments of a call."""
-        x = args[self.index]
-        if self.view is None:
-            return x
-        shape, strides, offset = self.view
-        x = x.detach() if self.detached else x
-        return x.as_strided(shape, strides, x.storage_offset() + offset)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +28,9 @@ class Number:
     """An output that is a 0-d tensor on the CPU, in a graph that lies elsewhere."""
 
     position: int
+
+
+Output = int | Number | Argument | Shared | Constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +43,8 @@ class Imported:
         for index, position in mutated:  args[index].copy_(values[position])
         return [resolve(output) for output in outputs]
 
-    where an output is an index into `values`, a `Number`, an `Argument`, or a `Constant`. Sizes and Python
-    numbers among the arguments are those of the example, and the caller imports again for others.
+    where an output is an index into `values`, a `Number`, an `Argument`, a `Shared`, or a `Constant`. Sizes
+    and Python numbers among the arguments are those of the example, and the caller imports again for others.
 
     graph          inputs: the tensors among the arguments, named by their place in the model; constants
     input_indices  for each input but the constants, which argument it is
@@ -68,15 +52,17 @@ class Imported:
     outputs        one entry an output of the captured graph
     mutated        (argument index, index into the graph's outputs) for every argument changed in place
     requires_grad  for every input
+    enables        whether it is to run with gradients on even where they are off: what has none is detached
     device         where the graph lies; numbers, as 0-d tensors on a CPU, and constants may lie elsewhere
     """
 
     graph: Graph
     input_indices: tuple[int, ...]
     constants: tuple[Tensor, ...]
-    outputs: tuple[int | Number | Argument | Constant, ...]
+    outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
     requires_grad: tuple[bool, ...]
+    enables: bool
     device: torch.device
 
 
@@ -85,10 +71,17 @@ class Capture:
     """A captured graph made ready to import for several sizes.
 
     Made while the backend is called: afterwards Dynamo forgets where its inputs came from.
+
+    enables whether parts have gradients on though the caller has them off
+    bases   how many of the graph's outputs, the last ones, are there only for others to be views of them
+    shares  whether outputs share memory, with an argument or with each other
     """
 
     gm: fx.GraphModule
     names: tuple[str, ...]
+    enables: bool
+    bases: int
+    shares: bool
 
     @staticmethod
     def of(gm: fx.GraphModule) -> Capture:
@@ -101,9 +94,13 @@ class Capture:
         names = tuple(map(_input_name, gm.graph.find_nodes(op="placeholder")))
         ready = fx.GraphModule(gm, copy.deepcopy(gm.graph))
         _wrapped_numbers_stay_tensors(ready)
-        detach_no_grad_values(ready)
+        bases = return_bases(ready)
+        outside = torch.is_grad_enabled()
+        enables = not outside and enables_grad(ready)
+        if outside or enables:
+            detach_no_grad_values(ready, enabled=outside)
         cast_before_losses(ready)
-        return Capture(ready, names)
+        return Capture(ready, names, enables, bases, may_share(ready, bases))
 
     def specialize(self, args: Sequence[Any], *, opaque: bool = True) -> Imported:
         """The graph for the sizes and numbers of `args`.
@@ -111,7 +108,7 @@ class Capture:
         Raises UnsupportedOp for an op that no node can be (with `opaque=False`, any outside the table), and
         TraceError for what depends on data or changes an argument that requires grad in place.
         """
-        functional, signature = _trace(self.gm, args)
+        functional, signature = _guarded(_torch.aot_forward, self.gm, args, KEPT)
         tensors = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
         bindings: list[Binding] = [Constant(_torch.static_number(x)) for x in args]
         for i, name in zip(tensors, identifiers([self.names[i] for i in tensors]), strict=True):
@@ -122,15 +119,58 @@ class Capture:
         for index, _ in mutated:
             if args[index].requires_grad:
                 raise TraceError(f"{self.names[index]} requires grad and is changed in place; clone it first")
+        outputs = self._outputs(args, imported, len(mutated))
+        read = sorted({position for _, position in mutated}.union(*map(_positions, outputs)))
+        place = {position: i for i, position in enumerate(read)}
+        graph = imported.graph
         return Imported(
-            graph=imported.graph,
+            graph=Graph(graph.inputs, tuple(graph.outputs[i] for i in read), origins=graph.origins),
             input_indices=tuple(tensors),
             constants=imported.constants,
-            outputs=_outputs(self.gm, _with_numbers(imported)[len(mutated) :]),
-            mutated=mutated,
+            outputs=tuple(_moved(output, place) for output in outputs),
+            mutated=tuple((index, place[position]) for index, position in mutated),
             requires_grad=(*(args[i].requires_grad for i in tensors), *(False for _ in imported.constants)),
+            enables=self.enables,
             device=imported.device,
         )
+
+    def _outputs(self, args: Sequence[Any], imported: FxGraph, mutated: int) -> list[Output]:
+        """What each output of the captured graph is, once the values of what is `mutated` are set aside."""
+        slots: list[Output] = list(imported.outputs[mutated:])
+        for i in imported.numbers:
+            if i >= mutated and isinstance(position := imported.outputs[i], int):
+                slots[i - mutated] = Number(position)
+        returned = len(slots) - self.bases
+        if not self.shares:
+            return slots
+        arguments, results = _guarded(_torch.run_fake, self.gm, args)
+        outputs = slots[:returned]
+        for i, found in enumerate(sharing(arguments, results[:returned], results[returned:])):
+            match found:
+                case Argument():
+                    outputs[i] = found
+                case Shared() if isinstance(slot := slots[returned + found.position], int):
+                    outputs[i] = replace(found, position=slot)
+        return outputs
+
+
+def _positions(output: Output) -> set[int]:
+    """Which of the graph's outputs are read."""
+    match output:
+        case int():
+            return {output}
+        case Number() | Shared():
+            return {output.position}
+    return set()
+
+
+def _moved(output: Output, place: Mapping[int, int]) -> Output:
+    match output:
+        case int():
+            return place[output]
+        case Number() | Shared():
+            return replace(output, position=place[output.position])
+    return output
 
 
 def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
@@ -141,9 +181,10 @@ def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
             gm.graph.erase_node(node)
 
 
-def _trace(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[fx.GraphModule, Any]:
+def _guarded(tool: Callable[..., T], *args: Any) -> T:
+    """What a tool of PyTorch's gives; raises TraceError where it raises."""
     try:
-        return _torch.aot_forward(gm, example_inputs, KEPT)
+        return tool(*args)
     except EgcompileError:
         raise
     except Exception as error:
@@ -180,52 +221,6 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
         assert isinstance(slot, int)
         changed.append((position[name], slot))
     return tuple(changed)
-
-
-def _with_numbers(imported: FxGraph) -> list[int | Number | Constant]:
-    return [
-        Number(slot) if i in imported.numbers and isinstance(slot, int) else slot
-        for i, slot in enumerate(imported.outputs)
-    ]
-
-
-def _outputs(
-    gm: fx.GraphModule, slots: Sequence[int | Number | Constant]
-) -> tuple[int | Number | Argument | Constant, ...]:
-    """The outputs; those that are an argument (after a change in place, say) or a view of one marked so."""
-    arguments = {
-        i: value
-        for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
-        if isinstance(value := _torch.example(node), Tensor)
-    }
-    return tuple(
-        _argument(_torch.example(node), arguments) or slot
-        for node, slot in zip(_returned(gm), slots, strict=True)
-    )
-
-
-def _argument(value: Any, arguments: Mapping[int, Tensor]) -> Argument | None:
-    """The argument that an output is, or is a view of; at open sizes a view is not seen, and is a copy."""
-    for i, argument in arguments.items():
-        if argument is value:
-            return Argument(i)
-    if not isinstance(value, Tensor) or not _has_plain_memory(value):
-        return None
-    for i, argument in arguments.items():
-        if not _has_plain_memory(argument) or argument.dtype != value.dtype:
-            continue
-        if _torch.storage_key(argument) == _torch.storage_key(value):
-            offset = int(value.storage_offset()) - int(argument.storage_offset())
-            view = tuple(value.shape), value.stride(), offset
-            return Argument(i, view, detached=argument.requires_grad and not value.requires_grad)
-    return None
-
-
-def _has_plain_memory(x: Tensor) -> bool:
-    """Strided, and at sizes that are known."""
-    return x.layout == torch.strided and all(
-        isinstance(n, int) for n in (*x.shape, *x.stride(), x.storage_offset())
-    )
 
 
 def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> None:

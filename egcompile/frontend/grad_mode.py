@@ -16,6 +16,7 @@ from torch import fx
 from egcompile.errors import TraceError
 from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED, OpOverload, example, storage_key
 from egcompile.frontend.origins import origin_of
+from egcompile.ir import is_differentiable
 
 DETACH = torch.ops.aten.detach.default
 
@@ -37,17 +38,26 @@ _IN_PLACE_OPERATORS = frozenset(
 )
 
 
-def detach_no_grad_values(gm: fx.GraphModule) -> None:
-    """Inserts `detach` where a value computed with gradients off is first read with gradients on.
+def enables_grad(gm: fx.GraphModule) -> bool:
+    """Whether a part of Dynamo's graph has gradients on, whatever its caller has."""
+    return any(node.target is SET_GRAD_ENABLED and node.args[0] for node in gm.graph.nodes)
 
-    `x = f(y)` under no_grad, then `g(x)`  -->  `x = f(y)`, `g(detach(x))`.
+
+def detach_no_grad_values(gm: fx.GraphModule, enabled: bool = True) -> None:
+    """Inserts `detach` where a value computed with gradients off is read with gradients on, or returned.
+
+    `x = f(y)` under no_grad, then `g(x)`  -->  `x = f(y)`, `g(detach(x))`. The graph is entered with
+    gradients on or off.
 
     Raises TraceError where a change in place crosses the border: under no_grad, of a value that needs a
     gradient, or outside, of a value made under no_grad by one that does. The functional graph would
     give the changed value another gradient than eager does.
     """
     live = {node for node in gm.graph.find_nodes(op="placeholder") if _needs_gradient(node)}
-    _Region(gm, live, enabled=True).rewrite()
+    region = _Region(gm, live, enabled)
+    region.rewrite()
+    region.detach_operands(gm.graph.output_node())
+    gm.recompile()
 
 
 class _Region:
@@ -190,7 +200,7 @@ def _is_tensor(node: Any) -> bool:
 def _is_float(node: fx.Node) -> bool:
     """Whether a gradient may flow through a value; a value of several tensors counts."""
     value = example(node)
-    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+    return not isinstance(value, torch.Tensor) or is_differentiable(value.dtype)
 
 
 def _needs_gradient(node: fx.Node) -> bool:

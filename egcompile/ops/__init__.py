@@ -49,6 +49,8 @@ from egcompile.ops.layer_norm import (
     layer_norm_backward_add,
 )
 from egcompile.ops.loss import (
+    binary_cross_entropy,
+    binary_cross_entropy_backward,
     cross_entropy,
     cross_entropy_backward,
     log_softmax,
@@ -68,10 +70,12 @@ from egcompile.ops.pointwise import (
     eq,
     erf,
     exp,
+    expm1,
     ge,
     gt,
     le,
     log,
+    log1p,
     logical_and,
     logical_not,
     logical_or,

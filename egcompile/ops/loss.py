@@ -1,7 +1,8 @@
-"""Softmax and cross-entropy, by definition."""
+"""Softmax and the cross-entropies, by definition."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,8 +12,23 @@ from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
 from egcompile.ops.build import broadcast_to, cast_to, constant, reshape_to
 from egcompile.ops.core import full, iota
-from egcompile.ops.opdef import Kind, OpDef, Sample, register
-from egcompile.ops.pointwise import add, div, eq, exp, log, mul, ne, sub, where
+from egcompile.ops.opdef import Kind, OpDef, Sample, register, same_type
+from egcompile.ops.pointwise import (
+    add,
+    div,
+    eq,
+    exp,
+    ge,
+    log,
+    log1p,
+    logical_and,
+    lt,
+    mul,
+    ne,
+    neg,
+    sub,
+    where,
+)
 from egcompile.ops.reduction import amax, sum
 
 
@@ -58,6 +74,13 @@ def _columns(logits: Node, target: Node) -> tuple[Node, Node]:
     return column, eq(position, broadcast_to(column, logits.shape))
 
 
+def _for_each_row(column: Node, ignore_index: int, classes: int, value: Node) -> Node:
+    """`value` of each row; 0 where it is ignored, NaN where its target is no class."""
+    exists = logical_and(ge(column, constant(0, column)), lt(column, constant(classes, column)))
+    kept = ne(column, constant(ignore_index, column))
+    return where(kept, where(exists, value, constant(math.nan, value)), constant(0.0, value))
+
+
 def _cross_entropy(logits: Node, target: Node, ignore_index: int) -> tuple[Node, Node]:
     _check(logits, target)
     wide = cast_to(logits, accumulate_dtype(logits.dtype))
@@ -65,8 +88,7 @@ def _cross_entropy(logits: Node, target: Node, ignore_index: int) -> tuple[Node,
     lse = _logsumexp(wide, 1)
     zero = full(value=0.0, shape=logits.shape, dtype=wide.dtype)
     picked = sum(where(hit, wide, zero), dims=(1,))
-    kept = ne(column, constant(ignore_index, column))
-    loss = where(kept, sub(lse, picked), constant(0.0, lse))
+    loss = _for_each_row(column, ignore_index, logits.shape[1], sub(lse, picked))
     return reshape_to(loss, target.shape), reshape_to(lse, target.shape)
 
 
@@ -75,7 +97,7 @@ def _cross_entropy_backward(logits: Node, target: Node, lse: Node, ct: Node, ign
     wide = cast_to(logits, lse.dtype)
     column, hit = _columns(logits, target)
     g = reshape_to(cast_to(ct, lse.dtype), column.shape)
-    g = where(ne(column, constant(ignore_index, column)), g, constant(0.0, g))
+    g = _for_each_row(column, ignore_index, logits.shape[1], g)
     probability = exp(sub(wide, broadcast_to(reshape_to(lse, column.shape), logits.shape)))
     zero = constant(0.0, wide)
     one_hot = where(hit, constant(1.0, wide), zero)
@@ -107,7 +129,10 @@ cross_entropy = _composite(
     nondifferentiable=frozenset({"target"}),
     samples=(Sample(("f64[4,5]", "i64[4]"), {"ignore_index": 1}, low=0, high=4),),
 )
-"""The loss of each row: `logits[M, V], target[M] -> loss[M], lse[M]` in fp32 at least; 0 where ignored."""
+"""The loss of each row: `logits[M, V], target[M] -> loss[M], lse[M]` in fp32 at least; 0 where ignored.
+
+A target that is neither a class nor ignored, at which PyTorch stops, makes the row's loss and gradient NaN.
+"""
 
 cross_entropy_backward = _composite(
     "cross_entropy_backward",
@@ -117,3 +142,39 @@ cross_entropy_backward = _composite(
     nondifferentiable=frozenset({"target"}),
     samples=(Sample(("f64[4,5]", "i64[4]", "f64[4]", "f64[4]"), {"ignore_index": 1}, low=0, high=4),),
 )
+
+
+# ---- of probabilities ----
+def _at_least(x: Node, bound: float) -> Node:
+    limit = constant(bound, x)
+    return where(lt(x, limit), limit, x)
+
+
+def _binary_cross_entropy(x: Node, target: Node) -> Node:
+    hit, miss = _at_least(log(x), -100.0), _at_least(log1p(neg(x)), -100.0)
+    return sub(mul(sub(target, constant(1.0, x)), miss), mul(target, hit))
+
+
+def _binary_cross_entropy_backward(x: Node, target: Node, ct: Node) -> Node:
+    slope = _at_least(mul(sub(constant(1.0, x), x), x), 1e-12)
+    return mul(ct, div(sub(x, target), slope))
+
+
+binary_cross_entropy, binary_cross_entropy_backward = (
+    register(
+        OpDef(
+            name,
+            Kind.POINTWISE,
+            operands,
+            type_rule=same_type,
+            definition=definition,
+            samples=(Sample(("f64[3,4]",) * len(operands), low=0.1, high=0.9),),
+        )
+    )
+    for name, operands, definition in (
+        ("binary_cross_entropy", ("x", "target"), _binary_cross_entropy),
+        ("binary_cross_entropy_backward", ("x", "target", "ct"), _binary_cross_entropy_backward),
+    )
+)
+"""`-target log(x) - (1 - target) log(1 - x)`, each logarithm -100 at least, as ATen has it; its derivative
+in `x`, which is bounded in another way."""

@@ -6,14 +6,15 @@ the forward is saved, or made again by kernels of the forward that run in the ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from egcompile.extract.cost import Costs
 from egcompile.extract.extraction import Extraction, KernelPlan
 from egcompile.ir.node import Node
+from egcompile.partition.again import again
 from egcompile.partition.cut import Choice, Network
-from egcompile.partition.recipes import Recipe, Recipes, base, part_of, restricted
+from egcompile.partition.recipes import Recipe, Recipes, base, restricted
 from egcompile.target import Target
 
 __all__ = ["Partition", "base", "partition"]
@@ -24,15 +25,17 @@ class Partition:
     """Kernels of the forward and of the backward, and what lies between.
 
     recomputed     kernels of the forward, or parts of them, for the backward to run again
+    inside         values of the forward that kernels of the backward compute inside instead of reading them
     saved          primals and written values of the forward that the backward or those read
     saved_bytes    of `saved`, but for primals
     fastest_bytes, smallest_bytes   what budgets of 1 and of 0 save; the latter None where the budget is 1
-    cost           microseconds that `recomputed` adds
+    cost           predicted microseconds beyond those of saving everything
     """
 
     forward: tuple[KernelPlan, ...]
     backward: tuple[KernelPlan, ...]
     recomputed: tuple[KernelPlan, ...]
+    inside: tuple[Node, ...]
     saved: tuple[Node, ...]
     saved_bytes: int
     fastest_bytes: int
@@ -49,23 +52,23 @@ def partition(extraction: Extraction, target: Target, memory_budget: float = 1.0
     """
     recipes = Recipes(extraction, Costs(target))
     forward, backward = _phases(extraction, recipes)
-    network, kept = _network(extraction, recipes, forward, backward)
+    network, kept = _network(recipes, forward, backward)
     choice, fastest, smallest = _choose(network, memory_budget)
-    recomputed = _again(choice)
-    read = _bases(recipes, [*backward, *recomputed], extraction.joint.gradients)
-    written = [n for kernel in forward for n in kernel.writes]
-    saved = [n for n in (*extraction.joint.primals, *written) if n in read and n not in choice.made]
-    wanted = kept | set(saved)
-    return Partition(
-        tuple(k if wanted.issuperset(k.writes) else restricted(k, wanted) for k in forward),
-        backward,
-        recomputed,
-        tuple(saved),
-        sum(n.tensor.nbytes for n in saved if n in recipes.maker),
-        fastest,
-        smallest,
-        sum(recipes.cost(kernel) for kernel in recomputed),
-    )
+
+    def made(choice: Choice) -> Partition:
+        late, recomputed = again(choice, recipes, backward)
+        read = recipes.bases([*late, *recomputed], extraction.joint.gradients)
+        written = [node for kernel in forward for node in kernel.writes]
+        saved = [n for n in (*extraction.joint.primals, *written) if n in read and n not in choice.made]
+        wanted = kept | set(saved)
+        early = tuple(k if wanted.issuperset(k.writes) else restricted(k, wanted) for k in forward)
+        added = recipes.added((*forward, *backward), (*early, *late, *recomputed))
+        count = sum(node.tensor.nbytes for node in saved if node in recipes.maker)
+        inside = tuple(n for n in choice.made if all(n not in kernel.writes for kernel in recomputed))
+        return Partition(early, late, recomputed, inside, tuple(saved), count, fastest, smallest, added)
+
+    parts = made(choice)
+    return made(network.choose(())) if memory_budget == 1.0 and parts.cost > 0.0 else parts
 
 
 def _phases(
@@ -83,23 +86,14 @@ def _phases(
     return tuple(k for k in kernels if id(k) in early), tuple(k for k in kernels if id(k) not in early)
 
 
-def _bases(recipes: Recipes, kernels: Iterable[KernelPlan], nodes: Iterable[Node | None]) -> dict[Node, None]:
-    """The values in whose memory lies what kernels read, and `nodes`."""
-    read = (node for kernel in kernels for node in kernel.reads)
-    return dict.fromkeys(recipes.base(node) for node in (*read, *nodes) if node is not None)
-
-
 def _network(
-    extraction: Extraction,
-    recipes: Recipes,
-    forward: Sequence[KernelPlan],
-    backward: Sequence[KernelPlan],
+    recipes: Recipes, forward: Sequence[KernelPlan], backward: Sequence[KernelPlan]
 ) -> tuple[Network, set[Node]]:
     """What can be saved or made again; and what the forward itself needs in memory."""
-    joint = extraction.joint
+    joint = recipes.extraction.joint
     early = {node for kernel in forward for node in kernel.writes}
-    kept = set(_bases(recipes, forward, joint.outputs))
-    roots = tuple(n for n in _bases(recipes, backward, joint.gradients) if n in early)
+    kept = recipes.bases(forward, joint.outputs)
+    roots = [node for node in recipes.bases(backward, joint.gradients) if node in early]
     found: dict[Node, Recipe | None] = {}
     stack = list(roots)
     while stack:
@@ -107,9 +101,15 @@ def _network(
         if value not in found:
             recipe = found[value] = recipes.of(value)
             stack.extend(recipe.reads if recipe else ())
-    rank = {node: i for i, node in enumerate(joint.graph.nodes)}
-    ordered = {value: found[value] for value in sorted(found, key=lambda n: rank.get(n, 0))}
-    return Network(roots, ordered, {v: 0.0 if v in kept else recipes.spared(v, kept) for v in found}), kept
+    stored = {value: 0.0 if value in kept else recipes.spared(value, kept) for value in found}
+    for value, readers in recipes.readers(backward).items():
+        recipe = found.get(value)
+        wider = recipes.inside(readers, value) if recipe else None
+        if recipe and wider and wider[1] < recipe.cost:
+            found[value] = replace(recipe, cost=max(wider[1], 0.0))
+            stored[value] += max(-wider[1], 0.0)
+    ordered = {value: found[value] for value in sorted(found, key=recipes.rank.__getitem__)}
+    return Network(tuple(roots), ordered, stored), set(kept)
 
 
 def _choose(network: Network, memory_budget: float) -> tuple[Choice, int, int | None]:
@@ -124,28 +124,3 @@ def _choose(network: Network, memory_budget: float) -> tuple[Choice, int, int | 
         if choice.bytes <= limit:
             break
     return choice, fastest.bytes, smallest
-
-
-def _again(choice: Choice) -> tuple[KernelPlan, ...]:
-    """The kernels that make values again; values that one kernel made and can make again share it again."""
-    kernels: dict[int, KernelPlan] = {}
-    values: dict[int, list[Node]] = {}
-    for value, recipe in choice.made.items():
-        kernels[id(recipe.of)] = recipe.of
-        values.setdefault(id(recipe.of), []).append(value)
-    again: list[KernelPlan] = []
-    for i, made in values.items():
-        kernel = kernels[i]
-        left = dict.fromkeys(made)
-        if any(choice.made[value].kernel is kernel for value in made):
-            again.append(restricted(kernel, left))
-            continue
-        if len(made) > 1 and kernel.root in left:
-            whole = part_of(kernel, kernel.root, set(kernel.writes) - set(made))
-            if whole is not None:
-                shared = tuple(n for n in kernel.writes if n in whole.nodes and n in left)
-                again.append(replace(whole, writes=shared))
-                for node in shared:
-                    del left[node]
-        again.extend(choice.made[value].kernel for value in left)
-    return tuple(again)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from egcompile.extract.cost import EACH_NODE, Costs
@@ -45,14 +45,35 @@ class Recipes:
         self.extraction = extraction
         self.costs = costs
         self.maker = {node: kernel for kernel in extraction.kernels for node in kernel.writes}
+        self.rank = {node: i for i, node in enumerate(extraction.joint.graph.nodes)}
+        self._returned = self.bases((), extraction.joint.gradients)
         self._found: dict[Node, Recipe | None] = {}
         self._whole: dict[int, Recipe] = {}
 
     def base(self, node: Node) -> Node:
         return base(self.extraction, node)
 
+    def bases(self, kernels: Iterable[KernelPlan], nodes: Iterable[Node | None] = ()) -> dict[Node, None]:
+        """The values in whose memory lies what kernels read, and `nodes`."""
+        read = (node for kernel in kernels for node in kernel.reads)
+        return dict.fromkeys(self.base(node) for node in (*read, *nodes) if node is not None)
+
+    def readers(self, kernels: Iterable[KernelPlan]) -> dict[Node, list[KernelPlan]]:
+        """The kernels that read each value, or views of it."""
+        found: dict[Node, list[KernelPlan]] = {}
+        for kernel in kernels:
+            for node in self.bases([kernel]):
+                found.setdefault(node, []).append(kernel)
+        return found
+
     def cost(self, kernel: KernelPlan) -> float:
         return kernel_cost(kernel, self.extraction.buffers, self.costs)
+
+    def added(self, before: Iterable[KernelPlan], after: Iterable[KernelPlan]) -> float:
+        """Microseconds that some kernels take beyond others."""
+        old, new = ({id(kernel): kernel for kernel in kernels} for kernels in (before, after))
+        more = sum(self.cost(new[i]) for i in new if i not in old)
+        return more - sum(self.cost(old[i]) for i in old if i not in new)
 
     def spared(self, value: Node, kept: Collection[Node]) -> float:
         """What the forward gains by not writing a value that it does not read: nothing where its kernel
@@ -73,6 +94,23 @@ class Recipes:
         if value not in self._found:
             self._found[value] = self._make(value)
         return self._found[value]
+
+    def inside(self, readers: Sequence[KernelPlan], value: Node) -> tuple[list[KernelPlan], float] | None:
+        """The kernels that read a value, computing it inside, and the microseconds that this adds.
+
+        None where one of them cannot, where the value is returned, and in plans that are there to compare
+        with: these stay as they were extracted.
+        """
+        recipe = self.of(value)
+        if recipe is None or value in self._returned or self.extraction.stats.mode != "exact":
+            return None
+        kernels = []
+        for reader in readers:
+            wider = within(reader, recipe.kernel, value)
+            if wider is None or value in self.bases([wider]):  # it reads a view as well
+                return None
+            kernels.append(wider)
+        return kernels, self.added(readers, kernels)
 
     def _make(self, value: Node) -> Recipe | None:
         kernel = self.maker[value]
@@ -122,23 +160,32 @@ def part_of(kernel: KernelPlan, value: Node, stored: Collection[Node]) -> Kernel
     if value is kernel.root or value in kernel.nodes:
         if Site.of(value).role not in LOOPS:
             return None
-        return _around(kernel, value, kernel.inlined, stored, (value,))
+        return _around(value, kernel.inlined, stored, (value,))
     expression = _defined(kernel, value, stored)
     if expression is None:
         return None
     root, inlined = expression
-    part = _around(kernel, root, inlined | kernel.inlined, stored, (value,))
+    part = _around(root, inlined | kernel.inlined, stored, (value,))
     return part if set(part.reads) & set(stored) and _legal(part) else None
 
 
+def within(reader: KernelPlan, part: KernelPlan, value: Node) -> KernelPlan | None:
+    """The kernel `reader`, computing inside the value that `part` is made around; None where it cannot."""
+    if part.root is not value or value not in reader.reads or Site.of(reader.root).role is Role.CALL:
+        return None
+    nodes = (reader.root, *reader.nodes)
+    edges = {(node, i) for node in nodes for i, operand in enumerate(node.inputs) if operand is value}
+    wider = _around(reader.root, reader.inlined | part.inlined | edges, (), reader.writes)
+    return wider if _legal(wider) else None
+
+
 def _around(
-    kernel: KernelPlan,
     root: Node,
     inlined: Collection[tuple[Node, int]],
     stored: Collection[Node],
     writes: tuple[Node, ...],
 ) -> KernelPlan:
-    """A kernel around a loop op: what it computes inside goes no further down than to `stored` values."""
+    """A kernel around an op: what it computes inside goes no further down than to `stored` values."""
     inside: dict[Node, None] = {}
     edges: set[tuple[Node, int]] = set()
     reads: dict[Node, None] = {}
@@ -157,7 +204,8 @@ def _around(
                 stack.append((operand, False))
             else:
                 reads[operand] = None
-    return KernelPlan(root, tuple(inside), frozenset(edges), tuple(reads), writes)
+    nodes = tuple(node for node in inside if node is not root or Site.of(root).role in LOOPS)
+    return KernelPlan(root, nodes, frozenset(edges), tuple(reads), writes)
 
 
 def _defined(
@@ -198,7 +246,7 @@ def _legal(kernel: KernelPlan) -> bool:
     """Whether extraction would have allowed it: each operand inside, on rows that meet."""
     root = Site.of(kernel.root)
     carried: dict[Node, frozenset[Space]] = {}
-    for node in kernel.nodes:
+    for node in dict.fromkeys((*kernel.nodes, kernel.root)):
         site = Site.of(node)
         spaces: set[Space] = {site.space} if site.role is Role.ROW_REDUCTION else set()
         for position, operand in enumerate(node.inputs):

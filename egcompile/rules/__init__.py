@@ -24,7 +24,7 @@ Families: `recognition` (written-out forms of named ops), `algebra`, `movement`,
 derivatives.
 """
 
-from egcompile.rules import algebra, backward, channel_norm, convolution, movement
+from egcompile.rules import algebra, backward, channel_norm, convolution, loss, movement
 from egcompile.rules.fusion import layer_norm, linear, linear_backward, norm_cast
 from egcompile.rules.fusion import norm as fused_norm
 from egcompile.rules.recognition import activation, attention, norm, softmax

@@ -37,6 +37,7 @@ from egcompile.ops import (
     erf,
     exp,
     expand,
+    expm1,
     full,
     ge,
     gt,
@@ -44,6 +45,7 @@ from egcompile.ops import (
     layer_norm_backward,
     linear_add,
     log,
+    log1p,
     log_softmax,
     log_softmax_backward,
     logical_and,
@@ -95,6 +97,8 @@ vjp(sqrt, lambda x, y, ct: div(ct, mul(scalar(2.0, y), y)))
 vjp(rsqrt, lambda x, y, ct: mul(mul(scalar(-0.5, y), ct), mul(mul(y, y), y)))
 vjp(exp, lambda x, y, ct: mul(ct, y))
 vjp(log, lambda x, ct: div(ct, x))
+vjp(log1p, lambda x, ct: div(ct, add(x, scalar(1.0, x))))
+vjp(expm1, lambda x, y, ct: mul(ct, add(y, scalar(1.0, y))))
 vjp(sin, lambda x, ct: mul(ct, cos(x)))
 vjp(cos, lambda x, ct: neg(mul(ct, sin(x))))
 vjp(erf, lambda x, ct: mul(ct, mul(scalar(2.0 / math.sqrt(math.pi), x), exp(neg(mul(x, x))))))
@@ -125,7 +129,8 @@ def _larger(a: Pattern, b: Pattern, y: Pattern, ct: Pattern) -> Pattern:
 
 def _sign_of(x: Pattern, ct: Pattern) -> Pattern:
     zero = scalar(0.0, x)
-    return where(gt(x, zero), ct, where(lt(x, zero), neg(ct), zero))
+    sign = where(gt(x, zero), scalar(1.0, x), where(lt(x, zero), scalar(-1.0, x), zero))
+    return mul(ct, sign)
 
 
 vjp(maximum, lambda a, b, y, ct: (_larger(a, b, y, ct), _larger(b, a, y, ct)))
@@ -192,11 +197,9 @@ def _count(types: Types, attrs: Attrs, index: int) -> float:
 
 
 def _share(x: Pattern, dims: Any, y: Pattern, ct: Pattern) -> Pattern:
-    """`ct` in equal parts over the elements that attain the extremum."""
-    hit = eq(x, across(y, x))
-    zero, one = scalar(0.0, x), scalar(1.0, x)
-    count = sum(where(hit, one, zero), dims)
-    return where(hit, across(div(ct, count), x), zero)
+    """`ct` in equal parts over the elements that attain the extremum; NaN where that is NaN."""
+    hit = where(eq(x, across(y, x)), scalar(1.0, x), scalar(0.0, x))
+    return mul(across(div(ct, sum(hit, dims)), x), hit)
 
 
 vjp(sum, lambda x, dims, ct: across(ct, x))

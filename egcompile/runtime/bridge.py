@@ -73,7 +73,8 @@ def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.cuda.device(device):
             return run(executable, inputs)
     if executable.backward is None:
-        return executable.forward(*inputs)
+        with torch.no_grad():  # ATen's calls would record what the graph detaches
+            return executable.forward(*inputs)
     if executable.copied:
         copied = executable.copied
         inputs = [laid_out(x, x.stride(), copy=True) if i in copied else x for i, x in enumerate(inputs)]

@@ -16,7 +16,7 @@ from egcompile.target import Target
 from tests.codegen.harness import check, random_inputs
 
 KINDS = (Kind.LEAF, Kind.POINTWISE, Kind.MOVEMENT, Kind.REDUCTION, Kind.COMPOSITE)
-NEEDS_LIBDEVICE = {"pow"}
+NEEDS_LIBDEVICE = {"pow", "log1p", "expm1", "binary_cross_entropy"}
 
 
 def kernel_of(op: OpDef, sample: Sample, dtype: str) -> Kernel:

@@ -99,6 +99,8 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.rsqrt.default: [(positive(X),)],
     aten.exp.default: [*unary(), (t("i64[3]"),)],
     aten.log.default: [(positive(X),)],
+    aten.log1p.default: [(positive(X),), (t("i64[3]", 0, 4),)],
+    aten.expm1.default: unary(),
     aten.sin.default: unary(),
     aten.cos.default: unary(),
     aten.erf.default: unary(),
@@ -109,6 +111,13 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.gelu.default: [(t(X),), (t(X), {"approximate": "tanh"})],
     aten.hardsigmoid.default: unary(),
     aten.hardswish.default: unary(),
+    aten.hardtanh.default: [*unary(), (t(X), 0.0, 6.0)],
+    aten.elu.default: [*unary(), (t(X), 0.5, 2.0, 3.0)],
+    aten.celu.default: [*unary(), (t(X), 0.5)],
+    aten.mish.default: unary(),
+    aten.log_sigmoid.default: unary(),
+    aten.softplus.default: [*unary(), (t(X), 2.0, 1.0), (t("f32[3]"), 3)],
+    aten.softshrink.default: [*unary(), (t(X), 1.0)],
     aten.leaky_relu.default: [(t(X),), (t(X), 0.2), (torch.zeros(3, dtype=torch.float64),)],
     **{getattr(aten, name).Tensor: comparison() for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     **{getattr(aten, name).Scalar: scalar(1) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
@@ -263,8 +272,17 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
         (torch.tensor([[1.0, -float("inf")], [-float("inf")] * 2], dtype=torch.float64), -1)
     ],
     aten.log_softmax.int: [(t(X), -1)],
-    aten._log_softmax.default: [(t(X), 0, False)],
+    aten._log_softmax.default: [(t(X), 0, False), (t("f64[]"), -1, False)],
     aten.cross_entropy_loss.default: [
+        (t("f64[6,5]"), targets(), positive("f64[5]")),
+        (t("f64[6,5]"), t("i64[6]", 0, 5), positive("f64[5]"), 0, 2),
+        (t("f64[6,5]"), t("i64[6]", 0, 5), None, 1, 2, 0.1),
+        (t("f64[6,5]"), t("i64[6]", 0, 5), positive("f64[5]"), 1, 2, 0.1),
+        (t("f64[6,5]"), t("i64[6]", 0, 5), positive("f64[5]"), 0, 2, 0.3),
+        (t("f64[6,5]"), positive("f64[6,5]")),
+        (t("f64[6,5]"), positive("f64[6,5]"), positive("f64[5]"), 2, -100, 0.2),
+        (t("f64[3,5,2]"), positive("f64[3,5,2]"), None, 0, -100, 0.2),
+        (t("f64[5]"), positive("f64[5]"), None, 1),
         (t("f64[6,5]"), targets()),
         (t("f64[6,5]"), targets(), None, 0),
         (t("f64[6,5]"), t("i64[6]", 0, 5), None, 2, 3),
@@ -273,7 +291,23 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
         (t("f64[5]"), torch.tensor(2)),
     ],
     aten.nll_loss_forward.default: [
-        (t("f64[6,5]"), targets(), None, reduction, -100) for reduction in (0, 1, 2)
+        (t("f64[6,5]"), targets(), positive("f64[5]"), 1, -100),
+        (t("f64[6,5]"), t("i64[6]", 0, 5), positive("f64[5]"), 2, 2),
+        *((t("f64[6,5]"), targets(), None, reduction, -100) for reduction in (0, 1, 2)),
+    ],
+    aten.nll_loss2d_forward.default: [
+        (t("f64[2,5,3,4]"), targets("i64[2,3,4]"), weight, reduction, -100)
+        for weight in (None, positive("f64[5]"))
+        for reduction in (0, 1, 2)
+    ],
+    aten.binary_cross_entropy.default: [
+        (t(X, 0.1, 0.9), t(X, 0.0, 1.0)),
+        (t(X, 0.1, 0.9), t(X, 0.0, 1.0), t(Y), 0),
+    ],
+    aten.binary_cross_entropy_with_logits.default: [
+        (t(X), t(X, 0.0, 1.0)),
+        (t(X), t(X, 0.0, 1.0), t(Y), positive(X), 0),
+        (t(X), t(X, 0.0, 1.0), None, positive("f64[]"), 2),
     ],
     aten.convolution.default: [
         (t(IMAGE), t("f64[6,2,3,2]"), t("f64[6]"), [2, 1], [1, 0], [1, 2], False, [0, 0], 2),
@@ -331,6 +365,11 @@ NO_DERIVATIVE = {prims.convert_element_type.default, aten.copy.default}
 RUNNING = {
     aten._native_batch_norm_legit_functional.default: (3, 4),
     aten._native_batch_norm_legit_no_training.default: (3, 4),
+    aten.cross_entropy_loss.default: (2,),
+    aten.nll_loss_forward.default: (2,),
+    aten.nll_loss2d_forward.default: (2,),
+    aten.binary_cross_entropy.default: (2,),
+    aten.binary_cross_entropy_with_logits.default: (2, 3),
 }
 """Arguments that may not require a gradient."""
 
@@ -407,10 +446,6 @@ def test_row(op: Any, case: tuple[Any, ...]) -> None:
 
 
 REFUSED = [
-    (aten.cross_entropy_loss.default, (t("f64[6,5]"), targets(), t("f64[5]")), "class weights"),
-    (aten.cross_entropy_loss.default, (t("f64[6,5]"), targets(), None, 1, -100, 0.1), "label smoothing"),
-    (aten.cross_entropy_loss.default, (t("f64[6,5]"), positive("f64[6,5]")), "probabilities"),
-    (aten.nll_loss_forward.default, (t("f64[6,5]"), targets(), t("f64[5]"), 1, -100), "class weights"),
     (aten.div.Tensor_mode, (t(X), positive(X), {"rounding_mode": "floor"}), "rounding_mode='floor'"),
     (aten.bitwise_and.Tensor, (t("i64[3]"), t("i64[3]")), "only bool"),
     (aten.slice_scatter.default, (t(X), t("f64[2,4]"), 0, 0, 3, 2), "step 2"),

@@ -15,7 +15,8 @@ import egcompile
 from egcompile import ops
 from egcompile.errors import TraceError
 from egcompile.frontend import trace
-from egcompile.frontend.dynamo import Argument, Capture, Imported
+from egcompile.frontend.aliases import Argument
+from egcompile.frontend.dynamo import Capture, Imported
 from tests.models import CASES, Case
 
 

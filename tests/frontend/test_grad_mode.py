@@ -92,6 +92,46 @@ def test_gradients(function: Callable[..., Tensor], route: Callable[..., Any]) -
     torch.testing.assert_close(mine, theirs)
 
 
+def one_of_two(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    dead = w * 2
+    with torch.enable_grad():
+        live = (w * 3).sum() + dead.sum() * x.sum()
+        kept = w.t()
+    return dead, live, dead.t(), kept, live * 2
+
+
+def all_enabled(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        return w * x, w + 1
+
+
+@pytest.mark.parametrize("function", [one_of_two, all_enabled])
+def test_enabled_within_a_caller_s_no_grad(function: Callable[..., tuple[Tensor, ...]]) -> None:
+    w, x = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4, requires_grad=True)
+    found = []
+    for call in (function, torch.compile(function, backend="egcompile", fullgraph=True)):
+        with torch.no_grad():
+            results = call(w, x)
+        live = [y for y in results if y.grad_fn is not None]
+        gradients = torch.autograd.grad(sum(y.square().sum() for y in live), (w, x), allow_unused=True)
+        found.append(([y.grad_fn is None for y in results], results, gradients))
+    assert found[1][0] == found[0][0]
+    torch.testing.assert_close(found[1][1:], found[0][1:])
+
+
+def test_a_graph_that_ends_under_no_grad() -> None:
+    def function(w: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = w * 2
+            torch._dynamo.graph_break()
+            return y + w
+
+    w = torch.rand(4, requires_grad=True)
+    assert not torch.compile(function, backend="egcompile")(w).requires_grad
+    with torch.no_grad():
+        assert not torch.compile(lambda w: w * 2, backend="egcompile")(w).requires_grad
+
+
 def changes_a_live_value(w: Tensor) -> Tensor:
     y = w * 2
     with torch.no_grad():

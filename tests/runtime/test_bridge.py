@@ -185,6 +185,12 @@ def test_a_constant_output_needs_no_gradient() -> None:
     assert recorder.mispredicted == [] and recorder.asked == []
 
 
+def test_without_a_backward_nothing_is_recorded() -> None:
+    recorder = Recorder()
+    outputs = run(dataclasses.replace(recorder.executable, backward=None), inputs())
+    assert not any(y.requires_grad for y in outputs)
+
+
 def test_autocast_does_not_reach_a_plan() -> None:
     seen: list[bool] = []
 

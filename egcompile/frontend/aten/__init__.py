@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from egcompile.frontend.aten.activation import ACTIVATION
 from egcompile.frontend.aten.attention import ATTENTION
 from egcompile.frontend.aten.channel_norm import CHANNEL_NORM
 from egcompile.frontend.aten.convolution import CONVOLUTION
+from egcompile.frontend.aten.loss import LOSS
 from egcompile.frontend.aten.movement import MOVEMENT
 from egcompile.frontend.aten.nn import NN
 from egcompile.frontend.aten.pointwise import POINTWISE
@@ -20,12 +22,14 @@ from egcompile.frontend.aten.reduction import CONTRACTION, REDUCTION
 
 TABLE: dict[Any, Any] = {
     **POINTWISE,
+    **ACTIVATION,
     **MOVEMENT,
     **REDUCTION,
     **CONTRACTION,
     **CONVOLUTION,
     **CHANNEL_NORM,
     **NN,
+    **LOSS,
     **ATTENTION,
 }
 aten = torch.ops.aten
@@ -46,7 +50,6 @@ CHECKED = frozenset(
 OTHERWISE_DIFFERENTIATED = frozenset(
     {
         aten._euclidean_dist.default,
-        aten.binary_cross_entropy.default,
         aten.sinc.default,
         aten.special_entr.default,
         aten.special_log_ndtr.default,

@@ -107,12 +107,12 @@ def _repeat_heads(x: Node, heads: int) -> Node:
 
 
 def _constant_mask(mask: Node, size: tuple[int, int]) -> str | None:
-    """ "causal" or "none" for a mask that depends on no input and says just that; else None.
+    """ "causal" or "none" for a mask that depends on no input nor draw and says just that; else None.
 
     Hugging Face builds its causal mask from `arange` while it is traced, which would keep the attention
     from ATen's fast kernels.
     """
-    if any(node.op is ops.input for node in topological([mask])):
+    if any(node.op is ops.input or node.op.random for node in topological([mask])):
         return None
     (value,) = ops.evaluate_nodes([mask], {})
     kept = value if value.dtype == torch.bool else value == 0

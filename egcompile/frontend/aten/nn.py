@@ -1,4 +1,4 @@
-"""Rows for what networks are made of: embeddings, norms, softmax, losses. Each is kept whole."""
+"""Rows for what networks are made of: embeddings, norms, softmax. Each is kept whole."""
 
 from __future__ import annotations
 
@@ -10,22 +10,10 @@ import torch
 
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
-from egcompile.frontend.aten.reduction import reduced
-from egcompile.frontend.build import (
-    axis,
-    broadcast,
-    broadcast_shapes,
-    cast,
-    operand,
-    permute,
-    reshape,
-)
+from egcompile.frontend.build import axis, broadcast, cast, operand, reshape
 from egcompile.ir import Node, TensorType, accumulate_dtype
 
 aten = torch.ops.aten
-
-NONE, MEAN, SUM = range(3)
-"""ATen's numbers for `reduction="none"`, `"mean"` and `"sum"`."""
 
 
 def _embedding(
@@ -106,7 +94,8 @@ def _softmax(op: ops.OpDef) -> Any:
     """`softmax(x, dim, dtype)` and `_softmax(x, dim, half_to_float)` cast to the result's dtype first."""
 
     def row(out: TensorType, x: Node, dim: int, *_: Any) -> Node:
-        return op(cast(x, out.dtype), dim=axis(dim, len(out.shape)))
+        y = op(reshape(cast(x, out.dtype), out.shape or (1,)), dim=axis(dim, len(out.shape)))
+        return reshape(y, out.shape)
 
     return row
 
@@ -123,79 +112,6 @@ def _safe_softmax(out: TensorType, x: Node, dim: int, dtype: torch.dtype | None)
     return safe_softmax(cast(x, out.dtype), axis(dim, len(out.shape)))
 
 
-def _reduce_loss(out: TensorType, loss: Node, reduction: int, count: Node | None = None) -> Node:
-    """Losses of any shape to `out`; the mean divides by `count` where some are left out."""
-    if reduction == NONE:
-        return reshape(cast(loss, out.dtype), out.shape)
-    if reduction == SUM or count is not None:
-        total = reduced(ops.sum, loss, None)
-        total = ops.div(total, count) if reduction == MEAN else total
-    else:
-        total = reduced(ops.mean, loss, None)
-    return cast(reshape(total, out.shape), out.dtype)
-
-
-def _rows(scores: Node, target: Node) -> tuple[Node, Node]:
-    """Class scores `[M, C, *]` (or `[C]`) and targets `[M, *]` as rows `[M', C]` and `[M']`."""
-    if target.dtype.is_floating_point:
-        raise UnsupportedOp("cross_entropy with class probabilities as target; give class indices")
-    rank, rows = len(scores.shape), math.prod(target.shape)
-    if rank > 2:
-        scores = permute(scores, (0, *range(2, rank), 1))
-    return reshape(scores, (rows, scores.shape[-1])), reshape(target, (rows,))
-
-
-def _kept(target: Node, ignore_index: int, dtype: torch.dtype) -> tuple[Node, Node]:
-    """Which rows count, and how many they are: bool[M] and [1]."""
-    kept = ops.ne(target, operand(ignore_index, target.tensor))
-    return kept, ops.sum(ops.cast(kept, dtype=dtype), dims=(0,))
-
-
-def _cross_entropy(
-    out: TensorType,
-    logits: Node,
-    target: Node,
-    weight: Node | None,
-    reduction: int,
-    ignore_index: int,
-    label_smoothing: float,
-) -> Node:
-    if weight is not None or label_smoothing:
-        raise UnsupportedOp("cross_entropy with class weights or label smoothing")
-    logits, target = _rows(logits, target)
-    loss, _ = ops.cross_entropy(logits, target, ignore_index=ignore_index)
-    _, count = _kept(target, ignore_index, loss.dtype)
-    return _reduce_loss(out, loss, reduction, count)
-
-
-def _nll_loss(
-    out: Sequence[TensorType],
-    scores: Node,
-    target: Node,
-    weight: Node | None,
-    reduction: int,
-    ignore_index: int,
-) -> tuple[Node, Node]:
-    """The loss of log-probabilities, and the total weight that the mean divides by (0 for none)."""
-    if weight is not None:
-        raise UnsupportedOp("nll_loss with class weights")
-    scores, target = _rows(scores, target)
-    kept, count = _kept(target, ignore_index, scores.dtype)
-    column = broadcast(reshape(target, (*target.shape, 1)), scores.shape)
-    hit = ops.eq(ops.iota(shape=scores.shape, axis=1, dtype=target.dtype), column)
-    picked = ops.sum(ops.where(hit, scores, operand(0, scores.tensor)), dims=(1,))
-    picked = ops.neg(reshape(picked, target.shape))
-    loss = ops.where(kept, picked, operand(0, picked.tensor))
-    total = operand(0, out[1]) if reduction == NONE else reshape(cast(count, out[1].dtype), out[1].shape)
-    return _reduce_loss(out[0], loss, reduction, count), total
-
-
-def _mse_loss(out: TensorType, x: Node, y: Node, reduction: int) -> Node:
-    like = TensorType(broadcast_shapes(x.shape, y.shape), out.dtype)
-    difference = ops.sub(operand(x, like), operand(y, like))
-    return _reduce_loss(out, ops.mul(difference, difference), reduction)
-
-
 NN: dict[Any, Any] = {
     aten.embedding.default: _embedding,
     aten.rms_norm.default: _rms_norm,
@@ -207,7 +123,4 @@ NN: dict[Any, Any] = {
     aten._safe_softmax.default: _safe_softmax,
     aten.log_softmax.int: _softmax(ops.log_softmax),
     aten._log_softmax.default: _softmax(ops.log_softmax),
-    aten.cross_entropy_loss.default: _cross_entropy,
-    aten.nll_loss_forward.default: _nll_loss,
-    aten.mse_loss.default: _mse_loss,
 }

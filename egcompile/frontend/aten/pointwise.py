@@ -147,11 +147,6 @@ def _gelu(out: TensorType, x: Operand, approximate: str) -> Node:
     return {"none": ops.gelu, "tanh": ops.gelu_tanh}[approximate](operand(x, out))
 
 
-def _leaky_relu(out: TensorType, x: Operand, slope: Scalar) -> Node:
-    x = operand(x, out)
-    return ops.where(ops.gt(x, operand(0, out)), x, ops.mul(x, operand(slope, out)))
-
-
 def _addcmul(out: TensorType, x: Operand, a: Operand, b: Operand, value: Scalar) -> Node:
     product = pointwise(ops.mul, operand(a, out), operand(b, out))
     return ops.add(operand(x, out), _scaled(out, product, value))
@@ -166,20 +161,6 @@ def _lerp(out: TensorType, a: Operand, b: Operand, weight: Operand) -> Node:
     if not isinstance(weight, Node):
         return near_a if abs(weight) < 0.5 else near_b
     return ops.where(ops.lt(ops.abs(w), operand(0.5, out)), near_a, near_b)
-
-
-def _hardsigmoid(out: TensorType, x: Node) -> Node:
-    """`clamp(x + 3, 0, 6) / 6`, whose gradient is 0 at its two corners."""
-    line = ops.add(ops.mul(x, operand(1 / 6, out)), operand(0.5, out))
-    upper = ops.where(ops.ge(x, operand(3, out)), operand(1, out), line)
-    return ops.where(ops.le(x, operand(-3, out)), operand(0, out), upper)
-
-
-def _hardswish(out: TensorType, x: Node) -> Node:
-    """`x clamp(x + 3, 0, 6) / 6`, whose gradient is 0 at -3 and 1 at 3."""
-    line = ops.mul(ops.mul(x, ops.add(x, operand(3, out))), operand(1 / 6, out))
-    upper = ops.where(ops.ge(x, operand(3, out)), x, line)
-    return ops.where(ops.le(x, operand(-3, out)), operand(0, out), upper)
 
 
 def _same(out: TensorType, x: Operand, *_: Any) -> Node:
@@ -232,6 +213,8 @@ POINTWISE: dict[Any, Any] = {
     aten.rsqrt.default: _unary(ops.rsqrt),
     aten.exp.default: _unary(ops.exp),
     aten.log.default: _unary(ops.log),
+    aten.log1p.default: _unary(ops.log1p),
+    aten.expm1.default: _unary(ops.expm1),
     aten.sin.default: _unary(ops.sin),
     aten.cos.default: _unary(ops.cos),
     aten.erf.default: _unary(ops.erf),
@@ -240,9 +223,6 @@ POINTWISE: dict[Any, Any] = {
     aten.tanh.default: _unary(ops.tanh),
     aten.silu.default: _unary(ops.silu),
     aten.gelu.default: _gelu,
-    aten.leaky_relu.default: _leaky_relu,
-    aten.hardsigmoid.default: _hardsigmoid,
-    aten.hardswish.default: _hardswish,
     # ---- comparison and choice ----
     aten.eq.Tensor: _compare(ops.eq),
     aten.eq.Scalar: _compare(ops.eq),

@@ -1,0 +1,50 @@
+"""Composite ATen ops that are taken apart otherwise than ATen does, into what the importer keeps whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """A group norm with a group a channel, `x[N, C, *]` as it lies. ATen has it `[1, N C, *]`, a batch norm.
+
+    The running statistics move towards the mean of the samples'; by running statistics it is a batch norm.
+    """
+    if not use_input_stats:
+        return torch.batch_norm(
+            x, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
+        )
+    samples, channels, *sizes = x.shape
+    operands = [v for v in (weight, bias, running_mean, running_var) if v is not None]
+    tracked = running_mean is not None and running_var is not None
+    wide = x.dtype
+    if tracked or any(v.dtype != x.dtype for v in operands):
+        wide = torch.promote_types(x.dtype, torch.float32)
+    scales = [None if v is None else v.to(wide) for v in (weight, bias)]
+    count = math.prod(sizes)
+    y, mean, rstd = aten.native_group_norm(x.to(wide), *scales, samples, channels, count, channels, eps)
+    if tracked:
+        variance = (rstd.square().reciprocal() - eps).clamp_min(0) * (count / max(count - 1, 1))
+        for running, value in ((running_mean, mean), (running_var, variance)):
+            new = value.detach().mean(0) * momentum + running.to(wide) * (1 - momentum)
+            running.copy_(new)
+    return y.to(x.dtype)
+
+
+DECOMPOSITIONS: dict[Any, Any] = {aten.instance_norm.default: _instance_norm}
