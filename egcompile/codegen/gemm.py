@@ -17,7 +17,7 @@ from egcompile.codegen.gemm_config import GemmConfig, Problem, choose_config
 from egcompile.codegen.gemm_epilogue import DESCRIPTOR_HELPERS, Arguments, OperandTile, RegionTile, blocked
 from egcompile.codegen.index import offset
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES, literal
-from egcompile.codegen.source import KernelSource, span
+from egcompile.codegen.source import KernelSource, is_large
 from egcompile.codegen.text import Block as TextBlock
 from egcompile.codegen.text import Line, Loop, Names, Value, print_block
 from egcompile.codegen.tile import AxisTile, Scope
@@ -79,8 +79,7 @@ class _Renderer:
         self.tiles_n = math.ceil(c.cols.size / config.block_n)
         self.programs = self.tiles_m * self.tiles_n
         self.wide = TL_DTYPES[c.accumulator]
-        buffers = (*c.kernel.inputs, *c.kernel.outputs)
-        self.large = any(span(b) >= 2**31 - 2**20 for b in buffers)  # blocks overhang, so some room is left
+        self.large = is_large(c.kernel)
 
     def render(self) -> KernelSource:
         c = self.contraction
