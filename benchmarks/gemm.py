@@ -144,23 +144,12 @@ def residual_add(m: int, n: int, k: int, dtype: torch.dtype) -> Site:
     return _site([x, w, skip], [y], lambda x, w, skip: (_linear(x, w) + skip,), _linear)
 
 
-def weight_gradient(m: int, n: int, k: int, dtype: torch.dtype) -> Site:
-    """`[n, k]`, summed over `m` rows."""
-    ct, x = _leaf("ct", dtype, m, n), _leaf("x", dtype, m, k)
-
-    def product(ct: Tensor, x: Tensor) -> Tensor:
-        return ct.mT @ x
-
-    return _site([ct, x], [ops.contract_rows(ct, x)], lambda ct, x: (product(ct, x),), product)
-
-
 EPILOGUES: dict[str, Callable[..., Site]] = {
     "none": plain,
     "bias+gelu, pre stored": bias_gelu,
     "bias+relu": bias_relu,
     "gelu backward, dbias": gelu_backward,
     "residual add": residual_add,
-    "weight gradient": weight_gradient,
 }
 
 

@@ -125,9 +125,8 @@ def works() -> Iterator[Work]:
     c = (IMAGES[1],)
     for nhwc in (False, True):
         # a group of 32768 elements stays on chip; channels_last it is strewn over memory: two passes
-        yield Work(
-            "group_norm_silu", group_norm_silu, (IMAGES, c, c), 3 if nhwc else 2, 5, nhwc, "group_norm"
-        )
+        least = 3 if nhwc else 2
+        yield Work("group_norm_silu", group_norm_silu, (IMAGES, c, c), least, 5, nhwc, "group_norm")
         yield Work("batch_norm_relu", batch_norm_relu, (IMAGES, c, c), 3, 5, nhwc)
     for channels, size in RESNET:
         image, c = (128, channels, size, size), (channels,)

@@ -52,10 +52,10 @@ def backend(
     budget = budget_of(options.get("memory_budget", 1.0))
     graphs = mode == "reduce-overhead"
     chosen = mode_of("exact" if graphs or mode in (None, "default") else str(mode))
-    compiler = _Compiler(
-        Capture.of(gm), chosen, options.get("target"), options.get("opaque", True), budget, graphs
-    )
-    if not any(map(_is_symbolic, example_inputs)):
+    capture = Capture.of(gm)
+    opaque = options.get("opaque", True)
+    compiler = _Compiler(capture, chosen, options.get("target"), opaque, budget, graphs)
+    if not capture.numbers and not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
 
@@ -76,7 +76,7 @@ class _Compiler:
     memory_budget: float
     graphs: bool
 
-    def specialize(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def specialize(self, args: Sequence[Any]) -> _Call:
         """A callable for arguments of these sizes and numbers; raises as `Capture.specialize` does."""
         imported = self.capture.specialize(args, opaque=self.opaque)
         device = imported.device
@@ -140,7 +140,8 @@ class _Specializing:
 
     def __init__(self, compiler: _Compiler) -> None:
         self.compiler = compiler
-        self.calls: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self.calls: OrderedDict[tuple[Any, ...], _Call] = OrderedDict()
+        self.numbers: frozenset[int] = frozenset()  # arguments whose values plans are made for
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
@@ -148,18 +149,24 @@ class _Specializing:
             call = self.call(args)
         return call(*args)
 
-    def call(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def call(self, args: Sequence[Any]) -> _Call:
         """The callable for arguments like these, compiled if they are the first."""
-        key = tuple([_key(x) for x in args])
+        key = self.key(args)
         call = self.calls.get(key)
         if call is None:
             if self.calls:
                 logger("kernels").debug("recompiling: %s", _difference(next(reversed(self.calls)), key))
             if len(self.calls) == PLANS:
                 self.calls.popitem(last=False)
-            call = self.calls[key] = self.compiler.specialize(args)
+            call = self.compiler.specialize(args)
+            self.numbers |= set(call.imported.numbers)
+            key = self.key(args)
+            self.calls[key] = call
         self.calls.move_to_end(key)
         return call
+
+    def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple([x.item() if i in self.numbers else _key(x) for i, x in enumerate(args)])
 
 
 def _refuse_overlap(args: Sequence[Any], mutated: Sequence[int]) -> None:

@@ -252,6 +252,67 @@ def test_a_random_op_is_drawn_once() -> None:
     torch.testing.assert_close(y, x * noise + noise.sin())
 
 
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand_like": lambda x: torch.rand_like(x) + 1,
+    "randn_like": lambda x: torch.randn_like(x),
+    "randint_like": lambda x: torch.randint_like(x, 1, 9),
+    "of a shape": lambda x: torch.randn(x.shape, dtype=x.dtype),
+    "of another dtype": lambda x: torch.rand_like(x, dtype=torch.float32) + 1,
+    "poisson": lambda x: torch.poisson(x.detach().abs()) + 1,
+    "permuted": lambda x: torch.randperm(len(x)) + 1,
+    "chosen": lambda x: torch.multinomial(torch.softmax(x, 0), len(x)) + 1,
+}
+
+
+@pytest.mark.parametrize("what", DRAWS)
+def test_derivatives_around_a_draw(what: str) -> None:
+    """`(x noise)^3` has the derivatives `3 x^2 noise^3` and `6 x noise^3`, of one draw."""
+    x = real(6).requires_grad_()
+    compiled = egcompile.compile(lambda x: (x * DRAWS[what](x)).pow(3), fullgraph=True)
+    y = compiled(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    torch.testing.assert_close(first * x, 3 * y)
+    torch.testing.assert_close(second * x, 2 * first)
+    torch.testing.assert_close(third * x, second)
+    assert not torch.equal(compiled(x), y)
+
+
+MASKS: dict[str, Callable[[], Tensor]] = {
+    "rand": lambda: torch.rand(2, 1) > 0.5,
+    "randint": lambda: torch.randint(0, 2, (2, 1)).bool(),
+    "dropout": lambda: F.dropout(torch.ones(2, 1), 0.5) > 0,
+    "added": lambda: torch.where(torch.rand(2, 1) > 0.5, 0.0, -torch.inf).double(),
+}
+
+
+@pytest.mark.parametrize("what", MASKS)
+def test_a_drawn_mask_is_drawn_at_each_call(what: str) -> None:
+    q, k, v = real(1, 1, 2, 4), real(1, 1, 1, 4), real(1, 1, 1, 4)
+
+    def function(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=MASKS[what]())
+
+    for _ in range(6):  # a mask drawn while it is traced is causal, or none, half of the time
+        assert any(node.op.random for node in trace(function, (q,)).graph.nodes)
+
+
+def test_attention_s_dropout_in_the_backward_is_the_forward_s() -> None:
+    """With one seed the gradient is that of one function; with another it is not."""
+    q, k, v = (real(1, 2, 5, 4).requires_grad_() for _ in range(3))
+    compiled = egcompile.compile(
+        lambda *xs: F.scaled_dot_product_attention(*xs, dropout_p=0.5), fullgraph=True
+    )
+
+    def seeded(*xs: Tensor) -> Any:
+        torch.manual_seed(3)
+        return compiled(*xs)
+
+    assert torch.autograd.gradcheck(seeded, (q, k, v))
+    assert not torch.equal(compiled(q, k, v), compiled(q, k, v))
+
+
 class Recurrent(nn.Module):
     """An LSTM cell, unrolled."""
 

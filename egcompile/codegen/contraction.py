@@ -1,7 +1,7 @@
 """A kernel's body taken apart around its one contraction: operands, what follows on the result tile, sums.
 
-Everything is put in three axes: batch Z, rows M, columns N, summed over K. `matmul` has its leading axes
-in M, `bmm` in Z, and `contract_rows` sums over them.
+It is a `matmul`, of rows M (all its leading axes) and columns N, summed over K: what the named ops are made
+of. Its operands are read from memory; batched products and weights' gradients are calls of ATen.
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Contraction:
-    """`a[Z, M, K] @ b[Z, K, N]`, the `tile` region after it, and the `sums` of its columns.
+    """`a[M, K] @ b[K, N]`, the `tile` region after it, and the `sums` of its columns.
 
-    a, b   where the operands `node.inputs` have the element of (z, rows, k) and (z, k, cols)
+    operands   for each of `node.inputs`: the input that it is a view of, and the offset there of its element
+               (rows, k) or (k, cols)
     """
 
     kernel: Kernel
     node: Node
-    z: Axis
     rows: Axis
     cols: Axis
     k: Axis
-    a: Indices
-    b: Indices
+    operands: tuple[tuple[Node, Index], tuple[Node, Index]]
     tile: Region
     sums: tuple[ColumnSum, ...]
 
@@ -85,24 +84,14 @@ class Contraction:
         """Positions and nodes of the outputs that are written from a region."""
         return [(i, o) for i, o in enumerate(self.kernel.body.outputs) if o in region]
 
-    def operand(self, side: int) -> tuple[Node, Index] | None:
-        """The input that operand 0 or 1 is a view of, and the element's offset in it; None if computed."""
-        node, index = self.node.inputs[side], (self.a, self.b)[side]
-        while node.op.name in (*BIJECTIVE, "expand", "slice"):
-            node, index = node.inputs[0], operand_index(node, index)
-        if node not in self.kernel.body.inputs:
-            return None
-        return node, offset(index, self.buffer(node).strides)
-
     def buffer(self, leaf: Node) -> Buffer:
         return self.kernel.inputs[self.kernel.body.inputs.index(leaf)]
 
     def operand_block(self, side: int) -> Block | None:
         """Operand 0 or 1 as a descriptor's matrix, or None where its strides do not allow one."""
-        if (found := self.operand(side)) is None:
-            return None
+        leaf, where = self.operands[side]
         rows, cols = (self.rows, self.k) if side == 0 else (self.k, self.cols)
-        return block(self.buffer(found[0]), found[1], rows, cols)
+        return block(self.buffer(leaf), where, rows, cols)
 
     @property
     def allows_descriptors(self) -> bool:
@@ -121,23 +110,17 @@ class Contraction:
         if len(roots) != 1:
             raise CompileError(f"{kernel.name} has {len(roots)} contractions; a kernel holds one")
         root = roots[0]
+        if root.op.name != "matmul":
+            raise CompileError(f"{kernel.name}: no kernel is known for the contraction {root.op.name}")
         if not root.dtype.is_floating_point:
             raise CompileError(f"{kernel.name}: a contraction of {root.dtype} has no kernel")
-        z, rows, cols, k = _axes(root)
-        shape, row, col, summed = root.inputs[0].shape, Index.of(rows), Index.of(cols), Index.of(k)
-        a: Indices
-        b: Indices
-        index: Indices
-        match root.op.name:
-            case "matmul":
-                lead = unravel(row, shape[:-1])
-                a, b, index = (*lead, summed), (summed, col), (*lead, col)
-            case "bmm":
-                lead = unravel(Index.of(z), shape[:-2])
-                a, b, index = (*lead, row, summed), (*lead, summed, col), (*lead, row, col)
-            case _:
-                lead = unravel(summed, shape[:-1])
-                a, b, index = (*lead, row), (*lead, col), (row, col)
+        left, right = (i.shape for i in root.inputs)
+        rows, cols, k = Axis("rows", math.prod(left[:-1])), Axis("cols", right[-1]), Axis("k", left[-1])
+        col, summed = Index.of(cols), Index.of(k)
+        lead = unravel(Index.of(rows), left[:-1])
+        places = (*lead, summed), (summed, col)
+        first, second = (_read(kernel, i, where) for i, where in zip(root.inputs, places, strict=True))
+        index = (*lead, col)
         tile = _follow(root, index, nodes)
         sums = tuple(_column_sum(n, tile, col, nodes) for n in nodes if _reduces(n, tile))
         covered = set(tile).union(*(s.region for s in sums))
@@ -146,7 +129,7 @@ class Contraction:
                 raise CompileError(
                     f"{kernel.name} writes what does not follow from its contraction: {node!r}"
                 )
-        return Contraction(kernel, root, z, rows, cols, k, a, b, tile, sums)
+        return Contraction(kernel, root, rows, cols, k, (first, second), tile, sums)
 
 
 def block(buffer: Buffer, where: Index, rows: Axis, cols: Axis) -> Block | None:
@@ -163,19 +146,13 @@ def block(buffer: Buffer, where: Index, rows: Axis, cols: Axis) -> Block | None:
     return None
 
 
-def _axes(root: Node) -> tuple[Axis, Axis, Axis, Axis]:
-    a, b = (i.shape for i in root.inputs)
-    match root.op.name:
-        case "matmul":
-            sizes = (1, math.prod(a[:-1]), b[-1], a[-1])
-        case "bmm":
-            sizes = (math.prod(a[:-2]), a[-2], b[-1], a[-1])
-        case "contract_rows":
-            sizes = (1, a[-1], b[-1], math.prod(a[:-1]))
-        case name:
-            raise CompileError(f"no kernel is known for the contraction {name}")
-    z, m, n, k = sizes
-    return Axis("z", z), Axis("rows", m), Axis("cols", n), Axis("k", k)
+def _read(kernel: Kernel, node: Node, index: Indices) -> tuple[Node, Index]:
+    """The input that an operand is a view of, and the offset of the operand's element `index` in it."""
+    while node.op.name in (*BIJECTIVE, "expand", "slice"):
+        node, index = node.inputs[0], operand_index(node, index)
+    if node not in kernel.body.inputs:
+        raise CompileError(f"{kernel.name} computes an operand of its contraction: {node!r}")
+    return node, offset(index, kernel.inputs[kernel.body.inputs.index(node)].strides)
 
 
 def _follow(root: Node, index: Indices, nodes: Sequence[Node]) -> Region:

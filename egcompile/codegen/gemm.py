@@ -2,8 +2,8 @@
 
 Two main loops. With tensor descriptors (sm_90 and later): a persistent grid over tiles in grouped order,
 operands through the tensor memory accelerator. With pointers: one tile a program, for older devices,
-unaligned strides, batches, wide dtypes, and operands that are computed as they are read. Sums over rows go
-tile by tile into a partial buffer, which a second kernel adds up in a fixed order.
+unaligned strides and wide dtypes. Sums over rows go tile by tile into a partial buffer, which a second kernel
+adds up in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from egcompile.codegen.gemm_config import GemmConfig, Problem, choose_config
 from egcompile.codegen.gemm_epilogue import DESCRIPTOR_HELPERS, Arguments, OperandTile, RegionTile, blocked
 from egcompile.codegen.index import offset
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES, literal
-from egcompile.codegen.source import KernelSource, span
+from egcompile.codegen.source import KernelSource, is_large
 from egcompile.codegen.text import Block as TextBlock
-from egcompile.codegen.text import Line, Loop, Names, Value, named, print_block
+from egcompile.codegen.text import Line, Loop, Names, Value, print_block
 from egcompile.codegen.tile import AxisTile, Scope
 from egcompile.codegen.walk import Walk
 from egcompile.errors import CompileError
@@ -56,7 +56,7 @@ def default_config(contraction: Contraction, target: Target) -> GemmConfig:
     loads = [x.dtype.itemsize for x, at in walk.loads if offset(at, c.buffer(x).strides).axes >= whole]
     stores = [node.dtype.itemsize for _, node in c.outputs_in(c.tile)]
     problem = Problem(
-        c.z.size * c.rows.size,
+        c.rows.size,
         c.cols.size,
         c.k.size,
         c.dtype.itemsize,
@@ -77,16 +77,15 @@ class _Renderer:
         self.partials = [names.fresh("partial") for _ in c.sums]
         self.tiles_m = math.ceil(c.rows.size / config.block_m)
         self.tiles_n = math.ceil(c.cols.size / config.block_n)
-        self.programs = c.z.size * self.tiles_m * self.tiles_n
+        self.programs = self.tiles_m * self.tiles_n
         self.wide = TL_DTYPES[c.accumulator]
-        buffers = (*c.kernel.inputs, *c.kernel.outputs)
-        self.large = any(span(b) >= 2**31 - 2**20 for b in buffers)  # blocks overhang, so some room is left
+        self.large = is_large(c.kernel)
 
     def render(self) -> KernelSource:
         c = self.contraction
         parts, body = [], []
         for partial in self.partials:
-            shape = (c.z.size * self.tiles_m, c.cols.size)
+            shape = (self.tiles_m, c.cols.size)
             device = f"{next(iter(self.tensors.values()))}.device"
             body.append(f"{partial} = torch.empty({shape}, dtype={c.accumulator}, device={device})")
         functions, launch = self._main()
@@ -148,24 +147,20 @@ class _Renderer:
     def _operand_block(self, operands: Arguments, side: int) -> str:
         """The load of an operand's tile as [rows, K] or [K, columns], whichever way it lies in memory."""
         c, config = self.contraction, self.config
-        found, seen = c.operand(side), c.operand_block(side)
-        assert found is not None and seen is not None  # allows_descriptors
+        seen = c.operand_block(side)
+        assert seen is not None  # allows_descriptors
         tile, at = (config.block_m, config.block_k), "m0, k0"
         if side == 1:
             tile, at = (config.block_k, config.block_n), "k0, n0"
         if seen.transposed:
             tile, at = (tile[1], tile[0]), ", ".join(reversed(at.split(", ")))
-        name = operands.descriptor(found[0], ("lhs", "rhs")[side], seen, tile)
+        name = operands.descriptor(c.operands[side][0], ("lhs", "rhs")[side], seen, tile)
         return f"{name}.load([{at}])" + (".T" if seen.transposed else "")
 
     def _by_pointers(self, operands: Arguments, extra: Arguments) -> list[str]:
         c, config = self.contraction, self.config
         outer, inner = TextBlock(), TextBlock()
-        outer.items.append(Line("tile = tl.program_id(0)"))
-        if c.z.size > 1:
-            tiles = self.tiles_m * self.tiles_n
-            outer.items += [Line(f"z = tile // {tiles}"), Line(f"tile = tile % {tiles}")]
-        outer.items.append(Line(f"m0, n0 = _{self.name}_order(tile)"))
+        outer.items.append(Line(f"m0, n0 = _{self.name}_order(tl.program_id(0))"))
         k = f"k0 + tl.arange(0, {config.block_k})"
         prelude = Scope(frozenset(), outer)
         rows, cols = self._rows(prelude), self._cols(prelude, config.block_n)
@@ -173,9 +168,9 @@ class _Renderer:
         orientations = ((c.rows, rows, "[None, :]"), (c.cols, cols, "[:, None]"))
         sides = []
         for side, (axis, tile, where) in enumerate(orientations):
-            scopes = [Scope(frozenset({c.z, axis}), outer), Scope(frozenset({c.z, axis, c.k}), inner)]
+            scopes = [Scope(frozenset({axis}), outer), Scope(frozenset({axis, c.k}), inner)]
             summed = blocked(c.k, f"({k}){where}", config.block_k, scopes[1], large=self.large)
-            axes = {c.z: AxisTile(named("z")), axis: tile, c.k: summed}
+            axes = {axis: tile, c.k: summed}
             shape = (config.block_m, config.block_k) if side == 0 else (config.block_k, config.block_n)
             reader = OperandTile({}, axes, scopes, contraction=c, arguments=operands, shape=shape)
             sides.append(reader.operand(side))
@@ -183,7 +178,7 @@ class _Renderer:
         inner.items.append(Line(f"acc = tl.dot({{0}}, {{1}}, acc{options})", tuple(sides)))
         outer.items.append(Line(f"acc = tl.zeros(({config.block_m}, {config.block_n}), dtype={self.wide})"))
         outer.items.append(Loop(f"for k0 in range(0, {c.k.size}, {config.block_k}):", (), inner))
-        taken = {"tile", "acc", "m0", "n0", "k0", "z", *operands.passed, *extra.passed}
+        taken = {"acc", "m0", "n0", "k0", *operands.passed, *extra.passed}
         return print_block(outer, Names(taken), "") + self._pieces(extra)
 
     def _rows(self, scope: Scope) -> AxisTile:
@@ -208,17 +203,16 @@ class _Renderer:
                 view = f"tl.reshape({piece}, ({self.config.block_m}, 2, {width}))"
                 lines.append(f"{piece}_0, {piece}_1 = tl.split(tl.permute({view}, (0, 2, 1)))")
             pieces = [f"{piece}_{half}" for piece in pieces for half in (0, 1)]
-        z = ["z"] if self.contraction.z.size > 1 else []
         for i, piece in enumerate(pieces):
             start = f"n0 + {i * width}" if i else "n0"
-            lines.append(f"_{self.name}_epilogue({', '.join([piece, 'm0', start, *z, *extra.passed])})")
+            lines.append(f"_{self.name}_epilogue({', '.join([piece, 'm0', start, *extra.passed])})")
         return lines
 
     def _epilogue(self, extra: Arguments) -> str:
         c, config = self.contraction, self.config
         width = config.block_n // config.subtiles
-        scope = Scope(frozenset({c.z, c.rows, c.cols}))
-        axes = {c.z: AxisTile(named("z")), c.rows: self._rows(scope), c.cols: self._cols(scope, width)}
+        scope = Scope(frozenset({c.rows, c.cols}))
+        axes = {c.rows: self._rows(scope), c.cols: self._cols(scope, width)}
         tile = RegionTile(
             {},
             axes,
@@ -228,7 +222,7 @@ class _Renderer:
             root="acc",
             arguments=extra,
             shape=(config.block_m, width),
-            place="m0, n0" if config.tile_descriptors and c.z.size == 1 else None,
+            place="m0, n0" if config.tile_descriptors else None,
         )
         partials = {s.value: partial for partial, s in zip(self.partials, c.sums, strict=True)}
 
@@ -237,7 +231,7 @@ class _Renderer:
                 self._partial_sum(tile, partials[node], value)
 
         tile.write(add_up)
-        parameters = ["acc", "m0", "n0", *(["z"] if c.z.size > 1 else []), *extra.passed]
+        parameters = ["acc", "m0", "n0", *extra.passed]
         return _jit(f"_{self.name}_epilogue", parameters, tile.lines(set(parameters)))
 
     def _partial_sum(self, tile: RegionTile, partial: str, value: Value) -> None:
@@ -246,7 +240,6 @@ class _Renderer:
         tile.arguments.passed[f"{partial}_ptr"] = partial
         rows, cols = tile.axes[c.rows], tile.axes[c.cols]
         row = f"m0 // {self.config.block_m}"
-        row = f"(z * {self.tiles_m} + {row})" if c.z.size > 1 else row
         if rows.mask is not None and c.rows not in value.zero:
             value = tile.select(rows.mask, value, literal(0.0, c.accumulator))
         mask = ", mask={2}" if cols.mask is not None else ""
@@ -255,7 +248,7 @@ class _Renderer:
         tile.line(f"tl.store({partial}_ptr + {row} * {c.cols.size} + {{1}}, {total}{mask})", *operands)
 
     def _finalize(self, partial: str, column_sum: ColumnSum) -> tuple[str, str]:
-        c, count = self.contraction, self.contraction.z.size * self.tiles_m
+        c, count = self.contraction, self.tiles_m
         arguments = Arguments(self.tensors, {f"{partial}_ptr": partial})
         scope, inner = Scope(frozenset({c.cols})), TextBlock()
         text = f"tl.program_id(0) * {FINALIZE_COLUMNS} + tl.arange(0, {FINALIZE_COLUMNS})"

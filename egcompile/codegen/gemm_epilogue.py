@@ -6,7 +6,7 @@ The same code serves the result tile and the finished column sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -152,34 +152,25 @@ def blocked(axis: Axis, index: str, size: int, scope: Scope, *, large: bool = Fa
 
 @dataclass(eq=False)
 class OperandTile(Tile):
-    """Reads an operand's tile for the product, computing what stands between memory and the contraction."""
+    """Reads an operand's tile for the product."""
 
     contraction: Contraction = field(kw_only=True)
     arguments: Arguments = field(kw_only=True)
     shape: tuple[int, int] = field(kw_only=True)
 
     def operand(self, side: int) -> Value:
-        """The tile of operand 0 or 1 in its own dtype; 0 past the end of K."""
+        """The tile of operand 0 or 1 in its own dtype, not widened; 0 past the end of K."""
         c = self.contraction
-        index = (c.a, c.b)[side]
-        found = c.operand(side)
-        value = self.value(c.node.inputs[side], index) if found is None else self._raw(*found)
+        value = self._read(*c.operands[side])
         summed = self.axes[c.k]
         if summed.mask is not None and c.k not in value.zero:
             value = self.select(summed.mask, value, literal(0.0, c.accumulator))
-        if found is None and c.dtype != c.accumulator:
-            value = self.emit(replace(value, template=f"{{0}}.to({TL_DTYPES[c.dtype]})", operands=(value,)))
-        if len(value.axes - {c.z}) < 2:  # it is the same along an axis, or the axis has one element
+        if len(value.axes) < 2:  # it is the same along an axis, or the axis has one element
             value = Value(f"tl.broadcast_to({{0}}, {self.shape})", (value,), c.dtype, value.axes, value.hint)
             value = self.emit(value)
         return value
 
-    def load(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
-        self.pointers[node] = (self.arguments.pointer(node), self.contraction.buffer(node))
-        return super().load(node, index, guard)
-
-    def _raw(self, node: Node, where: Index) -> Value:
-        """A load that does not widen, as the product takes narrow operands."""
+    def _read(self, node: Node, where: Index) -> Value:
         pointer, operands = self._pointer(self.arguments.pointer(node), where)
         mask = self.mask(where.axes)
         tail = ")"

@@ -6,7 +6,7 @@ import torch
 
 from egcompile.codegen.index import Axis, Index
 from egcompile.codegen.nest import Nest, Partial
-from egcompile.codegen.pointwise import is_narrow, parameters, pointers, program_id
+from egcompile.codegen.pointwise import is_narrow, parameters, pointers, program_id, widened
 from egcompile.codegen.reduce import Reducer
 from egcompile.codegen.source import JitFunction
 from egcompile.codegen.text import Loop, Value, named
@@ -121,8 +121,8 @@ class _Renderer:
         outer.block.items.append(Loop(header, (), inner.block))
         return (across, nest.parts)
 
-    def widened(self, name: str) -> str:
-        return f"{name}.to(tl.int64)" if "int64" in program_id(0, self.nest.kernel) else name
+    def widened(self, number: str) -> str:
+        return widened(number, self.nest.kernel)
 
     def body(self, scope: Scope) -> None:
         """The work of one tile of rows: sums over rows first, since what they read then dies early."""
@@ -152,7 +152,7 @@ class _Renderer:
                 self.tile.emit(Value(text, axes=own, hint="row", inline=False))
             )
             return
-        text = "tl.arange(0, BLOCK_ROWS)"
+        text = self.widened("tl.arange(0, BLOCK_ROWS)")
         text = text if tile is None else f"{tile.template} * BLOCK_ROWS + {text}"
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
@@ -164,10 +164,10 @@ class _Renderer:
             self.tile.axes[self.cols] = AxisTile(Value("0", literal=0))
             return
         if not self.cols_vector:
-            text = tile.template if tile is not None else start or "0"
+            text = tile.template if tile is not None else self.widened(start) if start else "0"
             self.bind(self.cols, text, "col", 1)
             return
-        text = "tl.arange(0, BLOCK_COLS)"
+        text = self.widened("tl.arange(0, BLOCK_COLS)")
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
         text = f"{start} + {text}" if start else text
         if not self.flat:

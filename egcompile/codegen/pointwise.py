@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from egcompile.codegen.heuristics import Config, flat_config, transposing_config
 from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index, regroup, unravel
-from egcompile.codegen.source import JitFunction, span
+from egcompile.codegen.source import JitFunction, is_large
 from egcompile.codegen.text import Value
 from egcompile.codegen.tile import AxisTile, Scope, Tile
 from egcompile.codegen.walk import Indices, Walk, Write, align, peel, unpeel
@@ -128,9 +128,12 @@ def program_id(axis: int, kernel: Kernel, program: str = "") -> str:
 
     It is the program's along that axis of the grid, or what is named `program`.
     """
-    wide = max((span(b) for b in (*kernel.inputs, *kernel.outputs)), default=0) >= 2**31
-    number = program or f"tl.program_id({axis})"
-    return f"{number}.to(tl.int64)" if wide else number
+    return widened(program or f"tl.program_id({axis})", kernel)
+
+
+def widened(number: str, kernel: Kernel) -> str:
+    """An index as wide as the kernel's offsets: what is multiplied into one must not overflow before."""
+    return f"{number}.to(tl.int64)" if is_large(kernel) else number
 
 
 def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Tile:
@@ -195,7 +198,7 @@ def _tiled(
         if axis in tile.axes:
             continue
         own = frozenset({axis})
-        lanes = f"tl.arange(0, {block})"
+        lanes = widened(f"tl.arange(0, {block})", kernel)
         text = lanes if number_text == "0" else f"{number_text} * {block} + {lanes}"
         text = f"({text}){broadcast}" if broadcast and text != lanes else text + broadcast
         index = tile.emit(Value(text, (pid,), axes=own, hint=axis.name, inline=False))

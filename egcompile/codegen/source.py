@@ -10,7 +10,7 @@ from typing import Protocol
 
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
-from egcompile.schedule.kernel import Buffer
+from egcompile.schedule.kernel import Buffer, Kernel
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,8 @@ def _words(text: str) -> set[str]:
 def span(buffer: Buffer) -> int:
     """The largest offset of an element, in elements."""
     return sum((n - 1) * s for n, s in zip(buffer.type.shape, buffer.strides) if n)
+
+
+def is_large(kernel: Kernel) -> bool:
+    """Whether offsets in a kernel need 64 bits. Blocks overhang what they tile, so some room is left."""
+    return any(span(b) >= 2**31 - 2**20 for b in (*kernel.inputs, *kernel.outputs))

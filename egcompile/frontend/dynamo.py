@@ -52,6 +52,7 @@ class Imported:
     outputs        one entry an output of the captured graph
     mutated        (argument index, index into the graph's outputs) for every argument changed in place
     requires_grad  for every input
+    numbers        floats among the arguments, 0-d tensors, that have the values of the example's in the graph
     enables        whether it is to run with gradients on even where they are off: what has none is detached
     device         where the graph lies; numbers, as 0-d tensors on a CPU, and constants may lie elsewhere
     """
@@ -62,6 +63,7 @@ class Imported:
     outputs: tuple[Output, ...]
     mutated: tuple[tuple[int, int], ...]
     requires_grad: tuple[bool, ...]
+    numbers: tuple[int, ...]
     enables: bool
     device: torch.device
 
@@ -72,6 +74,7 @@ class Capture:
 
     Made while the backend is called: afterwards Dynamo forgets where its inputs came from.
 
+    numbers which arguments are floats that Dynamo passes as 0-d tensors, since they have changed
     enables whether parts have gradients on though the caller has them off
     bases   how many of the graph's outputs, the last ones, are there only for others to be views of them
     shares  whether outputs share memory, with an argument or with each other
@@ -79,6 +82,7 @@ class Capture:
 
     gm: fx.GraphModule
     names: tuple[str, ...]
+    numbers: tuple[int, ...]
     enables: bool
     bases: int
     shares: bool
@@ -100,14 +104,27 @@ class Capture:
         if outside or enables:
             detach_no_grad_values(ready, enabled=outside)
         cast_before_losses(ready)
-        return Capture(ready, names, enables, bases, may_share(ready, bases))
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        numbers = tuple(i for i, node in enumerate(placeholders) if _torch.is_wrapped_number(node))
+        return Capture(ready, names, numbers, enables, bases, may_share(ready, bases))
 
     def specialize(self, args: Sequence[Any], *, opaque: bool = True) -> Imported:
         """The graph for the sizes and numbers of `args`.
 
-        Raises UnsupportedOp for an op that no node can be (with `opaque=False`, any outside the table), and
-        TraceError for what depends on data or changes an argument that requires grad in place.
+        A float is an input, as a tensor; where it cannot be, as the probability of a dropout cannot, floats
+        are those of `args`. Raises UnsupportedOp for an op that no node can be (with `opaque=False`, any
+        outside the table), and TraceError for what depends on data or changes an argument that requires
+        grad in place.
         """
+        try:
+            return self._specialize(args, opaque)
+        except TraceError:
+            if not self.numbers:
+                raise
+        fixed = replace(self, gm=_with_numbers(self.gm, {i: args[i].item() for i in self.numbers}))
+        return replace(fixed._specialize(args, opaque), numbers=self.numbers)
+
+    def _specialize(self, args: Sequence[Any], opaque: bool) -> Imported:
         functional, signature = _guarded(_torch.aot_forward, self.gm, args, KEPT)
         tensors = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
         bindings: list[Binding] = [Constant(_torch.static_number(x)) for x in args]
@@ -130,6 +147,7 @@ class Capture:
             outputs=tuple(_moved(output, place) for output in outputs),
             mutated=tuple((index, place[position]) for index, position in mutated),
             requires_grad=(*(args[i].requires_grad for i in tensors), *(False for _ in imported.constants)),
+            numbers=(),
             enables=self.enables,
             device=imported.device,
         )
@@ -179,6 +197,17 @@ def _wrapped_numbers_stay_tensors(gm: fx.GraphModule) -> None:
         if _torch.is_wrapped_number(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
+
+
+def _with_numbers(gm: fx.GraphModule, values: Mapping[int, float]) -> fx.GraphModule:
+    """A copy of `gm` with Python floats in the places of some arguments, which nothing reads then."""
+    fixed = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    placeholders = fixed.graph.find_nodes(op="placeholder")
+    known = {placeholders[i]: value for i, value in values.items()}
+    for user in {user for node in known for user in node.users}:
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: known.get(n, n))
+    fixed.recompile()
+    return fixed
 
 
 def _guarded(tool: Callable[..., T], *args: Any) -> T:

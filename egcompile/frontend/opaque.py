@@ -52,11 +52,26 @@ def opaque(
         raise UnsupportedOp(f"{overload} gives no tensor")
     op = _op(overload, count, derivative)
     attrs: dict[str, Any] = {"arguments": text}
-    node = op(*operands, **attrs, **({"key": key} if op.random else {}))
+    if op.random:
+        attrs["key"] = key
+        if not _draws_with_gradient(overload, text, operands):
+            operands = [_detached(operand) for operand in operands]
+    node = op(*operands, **attrs)
     if isinstance(example, Tensor):
         return node
     outputs = iter(_without_false_gradients(overload, tuple(node) if count > 1 else (node,), text, operands))
     return tuple(next(outputs) if isinstance(value, Tensor) else value for value in example)
+
+
+def _draws_with_gradient(overload: OpOverload, text: str, operands: Sequence[Node]) -> bool:
+    """Whether a draw has a gradient. `randn_like` and its kin read the shape alone, whatever ATen says."""
+    if overload._schema.name.endswith("_like"):
+        return False
+    return any(_flows(overload, text, tuple(operand.tensor for operand in operands)))
+
+
+def _detached(x: Node) -> Node:
+    return stop_gradient(x) if x.dtype.is_floating_point else x
 
 
 def _without_false_gradients(

@@ -132,7 +132,7 @@ def graphed(
 ) -> tuple[Callable[..., Any], Callable[[list[Tensor]], Results] | None]:
     """A plan's forward and backward, replayed from CUDA graphs from their third call at the latest.
 
-    `left` says which of the backward's values are results of the forward that no caller gets: value -> result.
+    `left` has the backward's values that are results of the forward no caller gets: value -> result.
     """
     pool = torch.cuda.graph_pool_handle()
     first = Graphed(lambda inputs: forward(*inputs), pool, outputs)

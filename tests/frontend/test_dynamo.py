@@ -28,10 +28,14 @@ class Backend:
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., list[Any]]:
         capture = Capture.of(gm)
-        self.imported.append(capture.specialize(example_inputs))
+        first = not capture.numbers
+        if first:  # else it depends on the numbers, of which there are no examples
+            self.imported.append(capture.specialize(example_inputs))
 
         def call(*args: Any) -> list[Any]:
             imported = capture.specialize(args)
+            if not first:
+                self.imported.append(imported)
             tensors = [*(args[i] for i in imported.input_indices), *imported.constants]
             values = ops.evaluate(imported.graph, tensors)
             for index, position in imported.mutated:
@@ -125,12 +129,49 @@ def test_a_float_that_changes_is_an_input() -> None:
     x = torch.rand(3)
     for scale in (0.3, 0.4, 0.5):
         torch.testing.assert_close(call(x, scale), function(x, scale))
-    assert [len(i.graph.inputs) for i in backend.imported] == [1, 2]
-    integers = torch.arange(3)
-    call, _ = compiled(lambda x, s: x * s)
-    call(integers, 0.3)
-    with pytest.raises(Exception, match="pass it as a tensor"):
-        call(integers, 0.4)
+    assert [(len(i.graph.inputs), i.numbers) for i in backend.imported] == [(1, ()), (2, ()), (2, ())]
+
+
+NUMBERS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "promotes otherwise as a tensor": lambda x, s: x.long() * s,
+    "an argument of an op": lambda x, s: F.leaky_relu(x - 0.5, s) + F.layer_norm(x, (4,), eps=s),
+    "a computed one": lambda x, s: F.leaky_relu(x * s, s * 0.5 + 0.1),
+    "a power": lambda x, s: x**s + s**2,
+    "a bound": lambda x, s: x.clamp(max=s),
+}
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_floats_that_change(what: str) -> None:
+    """Each way a float can be used, as an input or with its value in the plan."""
+    function = NUMBERS[what]
+    compiled = egcompile.compile(function, fullgraph=True)
+    x = torch.rand(1, 2, 3, 4)
+    for s in (0.25, 0.5, 0.75, 0.5):
+        torch.testing.assert_close(compiled(x, s), function(x, s))
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(x)
+
+
+@pytest.mark.parametrize("attribute", [False, True])
+def test_a_dropout_whose_probability_changes(attribute: bool) -> None:
+    module = Drops()
+    x = torch.ones(20_000, requires_grad=True)
+    compiled = egcompile.compile(module if attribute else F.dropout, fullgraph=True)
+    for p in (0.1, 0.5, 0.9, 0.5):
+        module.dropout.p = p
+        y = compiled(x) if attribute else compiled(x, p)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(gradient, y)
+        assert abs((y == 0).float().mean().item() - p) < 0.02
+        torch.testing.assert_close(y.amax(), torch.tensor(1 / (1 - p)))
 
 
 def test_constants_and_python_results() -> None:
