@@ -14,6 +14,7 @@ from egcompile.codegen.nest import Nest, choose_nest, holds_rows
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
+from egcompile.codegen.strewn import in_two
 from egcompile.codegen.text import identifier
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node, topological
@@ -70,6 +71,8 @@ class _Division:
             return
         if moments := one_pass(kernel, lambda mean: holds_rows(mean, kernel, self.target, self.config)):
             kernel = _replace(kernel, moments)
+        if halves := in_two(kernel):
+            kernel = _replace(kernel, halves)
         nest, left, anchor = choose_nest(kernel, self.target, self.config)
         if nest is None:
             self.store_first(kernel, anchor, role)

@@ -64,9 +64,9 @@ class _Renderer:
             return f"{rows}: a program sums {share}, for its columns."
         own = "a tile of rows" if self.rows_vector else "a row"
         held = "held whole" if nest.whole else "in column tiles"
-        if nest.partials and nest.parts > 1:
+        if nest.parts > 1:
             own = f"every {nest.parts}th {'tile of rows' if self.rows_vector else 'row'}"
-            return f"{rows}: a program takes {own}, {held}, and sums over them."
+            return f"{rows}: a program takes {own}, {held}{', and sums over them' if nest.partials else ''}."
         return f"{rows}: a program takes {own}, {held}."
 
     def rows_nest(self, outer: Scope) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class _Renderer:
         tiles = -(-self.rows.size // size)
         if nest.whole:
             self.bind_cols(outer, None)
-        if not nest.partials or nest.parts == tiles:
+        if nest.parts == tiles or not (nest.partials or nest.persistent):
             self.bind_rows(outer, Value(program_id(0, nest.kernel)))
             if not nest.whole:
                 self.start(nest.partials)
@@ -156,7 +156,18 @@ class _Renderer:
         text = text if tile is None else f"{tile.template} * BLOCK_ROWS + {text}"
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
+        if tile is not None:
+            self.number(scope, tile)
         self.bind(self.rows, text, "rows", self.nest.config.block_rows)
+
+    def number(self, scope: Scope, tile: Value) -> None:
+        """Binds the number of the tile of rows, for what is one value for all of its rows."""
+        size = self.nest.config.block_rows
+        numbers = Axis("tile", -(-self.rows.size // size))
+        scope.axes |= {numbers}
+        own = frozenset({numbers})
+        self.tile.axes[numbers] = AxisTile(Value(tile.template, axes=own, inline=True))
+        self.tile.tiles[self.rows] = numbers, size
 
     def bind_cols(self, scope: Scope, tile: Value | None, start: str = "") -> None:
         scope.axes |= {self.cols}

@@ -35,6 +35,10 @@ from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
 
 
+SECTOR_BYTES = 64
+"""Runs of memory shorter than this are not read at full speed along themselves."""
+
+
 @dataclass(frozen=True, eq=False)
 class Partial:
     """A reduction over rows: each program has a partial result.
@@ -77,6 +81,11 @@ class Nest:
     def whole(self) -> bool:
         """Whether a tile spans all columns."""
         return self.config.block_cols >= self.cols.size
+
+    @property
+    def persistent(self) -> bool:
+        """Whether programs go over rows, though nothing is summed, to load the next while one is at work."""
+        return self.kind == "rows" and self.config.num_stages > 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +170,7 @@ def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
 
 def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     shape, dims = anchor.inputs[0].shape, anchor.attr("dims")
-    factors = _factors(anchor.inputs[0], kernel)
+    factors = memory_factors(anchor.inputs[0], kernel)
     groups = [i for i in range(len(shape)) if i not in dims], list(dims)
     sizes = [math.prod(shape[i] for i in group) for group in groups]
     names = ("row", "cols") if kind == "rows" else ("cols", "row")
@@ -179,11 +188,15 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     steps = [[s for i in g for n, s in factors[i] if n > 1 and s] for g in groups]
     nearest = [min(group, default=2**62) for group in steps]
     rows, cols = axes if kind == "rows" else axes[::-1]
-    along_cols = (nearest[1] <= nearest[0]) == (kind == "rows")
+    steps = nearest[1] <= nearest[0]
+    if steps and kind == "rows":
+        run = math.prod(n for i in dims for n, s in factors[i] if 0 < s < nearest[0])
+        steps = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
+    along_cols = steps == (kind == "rows")
     return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols)
 
 
-def _factors(node: Node, kernel: Kernel) -> list[list[tuple[int, int]]]:
+def memory_factors(node: Node, kernel: Kernel) -> list[list[tuple[int, int]]]:
     """Each axis of `node` as factors (size, stride), as the largest input below it lies in memory.
 
     An axis that a reshape merged from several has a factor for each of those.
@@ -244,7 +257,8 @@ def _classify(
     if not others and not sums:
         return None, left
     tiles_of_rows = -(-layout.rows.size // settings.block_rows)
-    parts = balanced(tiles_of_rows, min(settings.programs or 1, tiles_of_rows)) if sums else 1
+    shares = bool(sums) or (layout.kind == "rows" and settings.num_stages > 1)
+    parts = balanced(tiles_of_rows, min(settings.programs or 1, tiles_of_rows)) if shares else 1
     partials = {p.node: p for _, _, found in sums for p in found}
     after = tuple(_after(write, kernel, i, partials) for i, write, _ in sums)
     nest = Nest(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from egcompile.codegen.index import Axis, Index, offset, operand_index
+from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index
 from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise
 from egcompile.codegen.source import span
 from egcompile.codegen.text import Block, Line, Value
@@ -51,6 +51,7 @@ class Tile:
     scopes     outermost first
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
     hints      names for nodes' values at an index
+    tiles      of an axis: the axis of its tiles, of which one is at work, and how long each is
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
 
@@ -59,6 +60,7 @@ class Tile:
     scopes: list[Scope]
     other: Callable[[Tile, Node, Indices], Value] | None = None
     hints: Mapping[tuple[Node, Indices], str] = field(default_factory=dict)
+    tiles: dict[Axis, tuple[Axis, int]] = field(default_factory=dict)
     exact: bool = True
 
     def value(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
@@ -101,7 +103,7 @@ class Tile:
 
     def load(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
         name, buffer = self.pointers[node]
-        where = offset(index, buffer.strides)
+        where = self.of_tile(offset(index, buffer.strides))
         axes = where.axes
         if guard is not None and not guard.axes <= axes:
             # The guard changes along axes on which the address does not depend.
@@ -163,6 +165,18 @@ class Tile:
         return self.emit(Value(template, conditions, torch.bool, axes, "mask"))
 
     # ---- indices ----
+
+    def of_tile(self, where: Index) -> Index:
+        """The same index, of the number of a tile what is one for all of it: `rows // 4096` in tiles of 32."""
+        total = Index(())
+        for atom, c in where.terms:
+            part = Index(((atom, 1),))
+            if isinstance(atom, Digit):
+                for axis, (number, length) in self.tiles.items():
+                    if atom.of == Index.of(axis) and atom.div % length == 0:
+                        part = Index.of(number).digit(atom.div // length, atom.mod)
+            total = total + part * c
+        return total + where.const
 
     def index(self, where: Index) -> Value:
         """An index as an expression of the loop axes."""

@@ -23,7 +23,7 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
-    """`launches` has what a launch needs beside pointers, by device and, where some are not aligned, by that."""
+    """`launches` has what a launch needs beside pointers: by device and, where some are unaligned, by that."""
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
