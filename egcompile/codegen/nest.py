@@ -34,7 +34,6 @@ from egcompile.ops.opdef import Kind
 from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
 
-
 SECTOR_BYTES = 64
 """Runs of memory shorter than this are not read at full speed along themselves."""
 
@@ -188,11 +187,11 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     steps = [[s for i in g for n, s in factors[i] if n > 1 and s] for g in groups]
     nearest = [min(group, default=2**62) for group in steps]
     rows, cols = axes if kind == "rows" else axes[::-1]
-    steps = nearest[1] <= nearest[0]
-    if steps and kind == "rows":
+    along_reduced = nearest[1] <= nearest[0]
+    if along_reduced and kind == "rows":
         run = math.prod(n for i in dims for n, s in factors[i] if 0 < s < nearest[0])
-        steps = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
-    along_cols = steps == (kind == "rows")
+        along_reduced = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
+    along_cols = along_reduced == (kind == "rows")
     return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols)
 
 

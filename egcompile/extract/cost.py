@@ -41,7 +41,7 @@ _OPERATIONS = {
 _DEFINED = 16.0
 
 _TWO_PASSES = ("batch_norm", "group_norm")
-"""Read their first operand for its statistics, and again to normalize it."""
+"""Read their first operand, or what it is computed from, for its statistics, and again to normalize it."""
 
 
 class Costs:
@@ -58,8 +58,7 @@ class Costs:
         """An operand from memory, each distinct element once; an embedding reads the rows it picks."""
         if site.op.name == "embedding" and position == 0:
             return self.write(site.type)
-        passes = 2.0 if site.op.name in _TWO_PASSES and position == 0 else 1.0
-        return passes * self.bytes(operand.distinct_bytes)
+        return self.bytes(operand.distinct_bytes)
 
     def write(self, type: ValueType) -> float:
         return self.bytes(sum(t.nbytes for t in _types(type)))
@@ -75,7 +74,8 @@ class Costs:
         operands = [t for operand in site.operands for t in _types(operand)]
         if site.op.flops is None:
             work = self.work(site, max((t.numel for t in operands), default=0))
-            return self.launch + work
+            again = self.bytes(operands[0].nbytes) if site.op.name in _TWO_PASSES else 0.0
+            return self.launch + work + again
         result = _types(site.type)[0]
         products = site.op.flops(*site.operands) / self._rate(result.dtype) * 1e6
         if site.role is not Role.GEMM:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from egcompile.ir.types import TensorType
+from egcompile.runtime._torch import current_device
 from egcompile.runtime.aten import laid_out
 from egcompile.schedule.kernel import Buffer
 
@@ -69,7 +70,7 @@ def run(executable: Executable, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     if torch.is_autocast_enabled(device.type):
         with torch.autocast(device.type, enabled=False):
             return run(executable, inputs)
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
+    if device.type == "cuda" and device.index != current_device():
         with torch.cuda.device(device):
             return run(executable, inputs)
     if executable.backward is None:

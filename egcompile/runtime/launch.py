@@ -13,6 +13,8 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from egcompile.runtime._torch import current_device
+
 ALIGNMENT = 16
 """Bytes of the widest access. Triton compiles for pointers that are multiples of it, and for others."""
 
@@ -23,7 +25,7 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
-    """`launches` has what a launch needs beside pointers: by device and, where some are unaligned, by that."""
+    """`launches` has what a launch needs beside pointers: by device, and by which are aligned if not all."""
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
@@ -37,7 +39,7 @@ class _Direct:
     def launch(self, *tensors: Tensor, **constants: Any) -> None:
         driver = triton.runtime.driver.active
         pointers = [x.data_ptr() for x in tensors]
-        device = driver.get_current_device()
+        device = current_device()
         together = 0
         for pointer in pointers:
             together |= pointer

@@ -88,7 +88,7 @@ def test_launches_views_and_frees() -> None:
         CUDA,
     )
     assert "def forward(_lambda):" in text
-    assert "y0 = empty((4, 8), dtype=bf16)  # bf16[4,8]" in text
+    assert "y0 = empty((4, 8), (8, 1), bf16)  # bf16[4,8]" in text
     assert "op_1 = y0.as_strided((8, 2), (1, 8), y0.storage_offset() + 16)  # bf16[8,2]" in text
     assert text.index("del y0") > text.index("op_1 =")
     value = torch.randn(4, 8, dtype=torch.bfloat16)

