@@ -43,9 +43,9 @@ def _across(x: Node) -> tuple[int, ...]:
     return (0, *range(2, len(x.shape)))
 
 
-def _batch_moments(x: Node) -> tuple[Node, Node]:
-    center, variance = _moments(_wide(x), _across(x))
-    return reshape_to(center, x.shape[1:2]), reshape_to(variance, x.shape[1:2])
+def _batch_moments(x: Node, eps: float) -> tuple[Node, Node, Node]:
+    center, variance = (reshape_to(each, x.shape[1:2]) for each in _moments(_wide(x), _across(x)))
+    return center, variance, _rstd(variance, eps)
 
 
 def _group_moments(x: Node, groups: int) -> tuple[Node, Node]:
@@ -66,8 +66,8 @@ def _normalized(x: Node, center: Node, rstd: Node, weight: Node, bias: Node) -> 
 
 
 def _batch_norm(x: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, Node, Node]:
-    center, variance = _batch_moments(x)
-    return _normalized(x, center, _rstd(variance, eps), weight, bias), center, variance
+    center, variance, rstd = _batch_moments(x, eps)
+    return _normalized(x, center, rstd, weight, bias), center, variance
 
 
 def _group_norm(x: Node, weight: Node, bias: Node, groups: int, eps: float) -> tuple[Node, Node, Node]:
@@ -118,12 +118,13 @@ batch_moments = register(
         "batch_moments",
         Kind.COMPOSITE,
         ("x",),
-        outputs=("mean", "var"),
+        {"eps": "float"},
+        outputs=("mean", "var", "rstd"),
         definition=_batch_moments,
-        samples=(Sample((_X,)), Sample(("f64[6,4]",))),
+        samples=(Sample((_X,), {"eps": 1e-5}), Sample(("f64[6,4]",), {"eps": 1e-5})),
     )
 )
-"""`x[N, C, *]` -> each channel's mean and (biased) variance `[C]`, in fp32."""
+"""`x[N, C, *]` -> each channel's mean, (biased) variance and `rsqrt(var + eps)`, `[C]`, in fp32."""
 
 group_moments = register(
     OpDef(

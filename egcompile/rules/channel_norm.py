@@ -159,10 +159,9 @@ _NARROW = {"x": "bf16[3,4,2,5]"}
 
 @rule("fusion/batch_norm_moments", _BATCH, _BATCH | _NARROW)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
-    "batch_norm(x, w, b)[0]  ==>  (x - mean) rsqrt(var + eps) w + b,  of batch_moments(x)"
-    words = _Channels(x, wide := accumulate(dtype(x)), channel_row(shape(x)))
-    mean, var = batch_moments(x)
-    rstd = _rstd(var, eps, shape(w), wide)
+    "batch_norm(x, w, b)[0]  ==>  (x - mean) rstd w + b,  of batch_moments(x)"
+    words = _Channels(x, accumulate(dtype(x)), channel_row(shape(x)))
+    mean, _, rstd = batch_moments(x, eps)
     x_hat = words.normalized(words.channel(mean), words.channel(rstd))
     return {batch_norm(x, w, b, eps)[0]: words.affine(x_hat, w, b)}
 
@@ -181,13 +180,20 @@ def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
 @rule("fusion/batch_norm_mean", _BATCH)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
     "batch_norm(x, w, b)[1]  ==>  batch_moments(x)[0]"
-    return {batch_norm(x, w, b, eps)[1]: batch_moments(x)[0]}
+    return {batch_norm(x, w, b, eps)[1]: batch_moments(x, eps)[0]}
 
 
 @rule("fusion/batch_norm_var", _BATCH)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
     "batch_norm(x, w, b)[2]  ==>  batch_moments(x)[1]"
-    return {batch_norm(x, w, b, eps)[2]: batch_moments(x)[1]}
+    return {batch_norm(x, w, b, eps)[2]: batch_moments(x, eps)[1]}
+
+
+@rule("fusion/batch_norm_rstd", _BATCH, _BATCH | _NARROW)
+def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
+    "rsqrt(batch_norm(x, w, b)[2] + eps)  ==>  batch_moments(x)[2]: the end of the kernel that has the sums"
+    rstd = _rstd(batch_norm(x, w, b, eps)[2], eps, shape(w), accumulate(dtype(x)))
+    return {rstd: batch_moments(x, eps)[2]}
 
 
 @rule("fusion/group_norm_mean", _GROUP)
