@@ -48,11 +48,11 @@ def _batch_moments(x: Node, eps: float) -> tuple[Node, Node, Node]:
     return center, variance, _rstd(variance, eps)
 
 
-def _group_moments(x: Node, groups: int) -> tuple[Node, Node]:
+def _group_moments(x: Node, groups: int, eps: float) -> tuple[Node, Node]:
     samples, channels, *sizes = x.shape
     grouped = reshape_to(_wide(x), (samples, groups, channels // groups, *sizes))
     center, variance = _moments(grouped, tuple(range(2, len(grouped.shape))))
-    return reshape_to(center, (samples, groups)), reshape_to(variance, (samples, groups))
+    return reshape_to(center, (samples, groups)), reshape_to(_rstd(variance, eps), (samples, groups))
 
 
 def _rstd(variance: Node, eps: float) -> Node:
@@ -71,8 +71,7 @@ def _batch_norm(x: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, No
 
 
 def _group_norm(x: Node, weight: Node, bias: Node, groups: int, eps: float) -> tuple[Node, Node, Node]:
-    center, variance = _group_moments(x, groups)
-    rstd = _rstd(variance, eps)
+    center, rstd = _group_moments(x, groups, eps)
     each = [_of_groups(column, x.shape[1]) for column in (center, rstd)]
     return _normalized(x, each[0], each[1], weight, bias), center, rstd
 
@@ -131,13 +130,14 @@ group_moments = register(
         "group_moments",
         Kind.COMPOSITE,
         ("x",),
-        {"groups": "int"},
-        outputs=("mean", "var"),
+        {"groups": "int", "eps": "float"},
+        outputs=("mean", "rstd"),
         definition=_group_moments,
-        samples=(Sample((_X,), {"groups": 2}),),
+        samples=(Sample((_X,), {"groups": 2, "eps": 1e-5}),),
     )
 )
-"""`x[N, C, *]` -> mean and (biased) variance `[N, G]` of each sample's groups of channels, in fp32."""
+"""`x[N, C, *]` -> mean and `rstd[N, G]`, one over the root of variance and eps, of each sample's groups of
+channels, in fp32."""
 
 batch_norm = register(
     OpDef(

@@ -168,11 +168,9 @@ def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
 
 @rule("fusion/group_norm_moments", _GROUP, _GROUP | _NARROW)
 def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[0]  ==>  (x - mean) rsqrt(var + eps) w + b,  of group_moments(x)"
-    wide, lead = accumulate(dtype(x)), channel_lead(shape(x))
-    words = _Channels(x, wide, channel_row(shape(x)), lead, groups)
-    mean, var = group_moments(x, groups)
-    rstd = _rstd(var, eps, (shape(x)[0], groups), wide)
+    "group_norm(x, w, b)[0]  ==>  (x - mean) rstd w + b,  of group_moments(x)"
+    words = _Channels(x, accumulate(dtype(x)), channel_row(shape(x)), channel_lead(shape(x)), groups)
+    mean, rstd = group_moments(x, groups, eps)
     x_hat = words.normalized(words.group(mean), words.group(rstd))
     return {group_norm(x, w, b, groups, eps)[0]: words.affine(x_hat, w, b)}
 
@@ -196,14 +194,9 @@ def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
     return {rstd: batch_moments(x, eps)[2]}
 
 
-@rule("fusion/group_norm_mean", _GROUP)
-def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[1]  ==>  group_moments(x)[0]"
-    return {group_norm(x, w, b, groups, eps)[1]: group_moments(x, groups)[0]}
+for _statistic, _index in (("mean", 1), ("rstd", 2)):
 
-
-@rule("fusion/group_norm_rstd", _GROUP)
-def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[2]  ==>  rsqrt(group_moments(x)[1] + eps)"
-    var = group_moments(x, groups)[1]
-    return {group_norm(x, w, b, groups, eps)[2]: _rstd(var, eps, (shape(x)[0], groups), accumulate(dtype(x)))}
+    @rule(f"fusion/group_norm_{_statistic}", _GROUP)
+    def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
+        "group_norm(x, w, b)[i]  ==>  group_moments(x)[i - 1]"
+        return {group_norm(x, w, b, groups, eps)[_index]: group_moments(x, groups, eps)[_index - 1]}
