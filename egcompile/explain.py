@@ -13,6 +13,7 @@ from egcompile.ops.opdef import Kind
 from egcompile.partition import Partition
 from egcompile.pipeline import Compiled, launches
 from egcompile.schedule.kernel import Schedule
+from egcompile.schedule.peak import peak
 
 MOST = 40
 """Lines of one section; the rest are counted."""
@@ -119,9 +120,13 @@ def _named(kernel: KernelPlan) -> str:
 
 
 def _saved(schedule: Schedule) -> list[str]:
-    """Bytes of what is kept between forward and backward beside the inputs, the largest first."""
+    """Bytes of what is kept between forward and backward beside the inputs, the largest first; and of all
+    that is alive at once, at most, in each.
+    """
     if schedule.backward is None:
         return []
+    inputs = schedule.forward.inputs
+    peaks = [_size(peak(program, inputs)) for program in (schedule.forward, schedule.backward)]
     kept = [name for name in schedule.saved if name not in schedule.forward.inputs]
     types = {name: schedule.backward.buffers[name].type for name in kept}
     total = _size(sum(type.nbytes for type in types.values()))
@@ -129,6 +134,7 @@ def _saved(schedule: Schedule) -> list[str]:
     largest = sorted(alike.items(), key=lambda item: -item[0][1].nbytes * item[1])
     return [
         f"{total} in {len(kept)} values, beside {len(schedule.saved) - len(kept)} inputs",
+        f"{peaks[0]} at the peak of the forward, {peaks[1]} at that of the backward, gradients included",
         *(f"{count} x {stem}: {type}, {_size(type.nbytes)} each" for (stem, type), count in largest),
     ]
 

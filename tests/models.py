@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.resnet import bottleneck
+from benchmarks.zoo import ResidualConv
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -158,6 +161,8 @@ class Llama(nn.Module):
 class GPTBlock(nn.Module):
     """`x + attention(ln(x))`, then `x + mlp(ln(x))`; q, k and v are thirds of one projection."""
 
+    causal = True
+
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -169,7 +174,7 @@ class GPTBlock(nn.Module):
         batch, length, dim = x.shape
         thirds = self.qkv(self.ln_1(x)).split(dim, dim=-1)
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in thirds)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.proj(y.transpose(1, 2).reshape(x.shape))
         return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
 
@@ -177,12 +182,14 @@ class GPTBlock(nn.Module):
 class GPT(nn.Module):
     """`forward(ids[B, T], target[B, T]) -> loss`: GPT-2 in small, learned positions and all."""
 
-    def __init__(self, vocab: int = 37, dim: int = 12, length: int = 7) -> None:
+    def __init__(self, vocab: int = 37, dim: int = 12, length: int = 7, tied: bool = False) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, dim), nn.Embedding(length, dim)
         self.layers = nn.ModuleList(GPTBlock(dim, heads=3) for _ in range(2))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, vocab, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, ids: Tensor, target: Tensor) -> Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
@@ -220,6 +227,106 @@ class ResidualBlock(nn.Module):
         h = x + r
         h = h + F.gelu(self.linear(self.norm(h)))
         return h, h.square().mean()
+
+
+class Regression(nn.Module):
+    """`forward(x, y) -> loss`: the mean squared error of a body."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.body(x), y)
+
+
+class ViT(nn.Module):
+    """`forward(image[B, C, H, W], labels[B]) -> loss`: patches, a class token, one block, smoothed labels."""
+
+    def __init__(
+        self, channels: int = 2, size: int = 6, patch: int = 2, dim: int = 12, classes: int = 5
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, dim, patch, patch)
+        self.token = nn.Parameter(torch.randn(1, 1, dim))
+        self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, dim))
+        self.block = ViTBlock(dim, heads=3)
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, classes)
+
+    def forward(self, image: Tensor, labels: Tensor) -> Tensor:
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        x = torch.cat((self.token.expand(len(x), -1, -1), x), dim=1) + self.positions
+        scores = self.head(self.norm(self.block(x))[:, 0])
+        return F.cross_entropy(scores, labels, label_smoothing=0.1)
+
+
+class ViTBlock(GPTBlock):
+    """A GPT block that looks both ways."""
+
+    causal = False
+
+
+class UnrolledLSTM(nn.Module):
+    """`forward(x[T, B, N], y[B, 1]) -> loss`: an LSTM cell over T steps, read out at the last."""
+
+    def __init__(self, width: int = 5, hidden: int = 6) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(width, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = c = x.new_zeros(x.shape[1], self.cell.hidden_size)
+        for step in x:
+            h, c = self.cell(step, (h, c))
+        return F.mse_loss(self.head(h), y)
+
+
+class GAN(nn.Module):
+    """`forward(z[B, N], real[B, C, 8, 8]) -> images, loss`: both losses of a step, summed.
+
+    The discriminator's does not reach the generator.
+    """
+
+    def __init__(self, noise: int = 6, channels: int = 2) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.Linear(noise, 32),
+            nn.Unflatten(1, (2, 4, 4)),
+            nn.BatchNorm2d(2),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2, channels, 4, 2, 1),
+            nn.Tanh(),
+        )
+        self.discriminator = nn.Sequential(
+            nn.Conv2d(channels, 4, 3, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(4, 4, 3, bias=False),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(16, 1),
+        )
+
+    def forward(self, z: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        fake = self.generator(z)
+        scores = self.discriminator(fake), self.discriminator(real), self.discriminator(fake.detach())
+        wanted = (scores[0], 1.0), (scores[1], 0.9), (scores[2], 0.0)
+        losses = [F.binary_cross_entropy_with_logits(s, torch.full_like(s, value)) for s, value in wanted]
+        return fake, losses[0] + losses[1] + losses[2]
+
+
+class VAE(nn.Module):
+    """`forward(x[B, N], noise[B, D]) -> loss`: reparametrized by the noise; reconstruction and divergence."""
+
+    def __init__(self, width: int = 8, hidden: int = 10, latent: int = 3) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, 2 * latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.SiLU(), nn.Linear(hidden, width))
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        mean, log_variance = self.encoder(x).chunk(2, dim=-1)
+        y = self.decoder(mean + torch.exp(0.5 * log_variance) * noise)
+        divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(-1)
+        return F.mse_loss(y, x, reduction="sum") / len(x) + divergence.mean()
 
 
 @dataclass(frozen=True)
@@ -269,6 +376,11 @@ def _floats(*shapes: tuple[int, ...]) -> Callable[[torch.Generator, torch.dtype]
     )
 
 
+def _images(generator: torch.Generator, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    image = torch.randn((3, 2, 6, 6), generator=generator, dtype=torch.float64)
+    return image.to(dtype), torch.randint(5, (3,), generator=generator)
+
+
 def _mlp(activation: str) -> Case:
     return Case(f"mlp_{activation}", lambda: MLP(activation), _floats((6, 12), (6, 5)))
 
@@ -280,7 +392,18 @@ CASES: dict[str, Case] = {
         _llama("llama_hf", hf_norm=True, repeat_kv=True, tied=True),
         _llama("llama_tied", tied=True),
         Case("gpt", GPT, lambda generator, dtype: _tokens(LlamaConfig(), generator, dtype)),
+        Case(
+            "gpt_tied",
+            lambda: GPT(tied=True),
+            lambda generator, dtype: _tokens(LlamaConfig(), generator, dtype),
+        ),
         *map(_mlp, ACTIVATIONS),
+        Case("bottleneck", lambda: Regression(bottleneck(8, 2, 1)), _floats((3, 8, 4, 3), (3, 8, 4, 3))),
+        Case("unet", lambda: Regression(ResidualConv(4, 2)), _floats((2, 4, 4, 3), (2, 4, 4, 3))),
+        Case("vit", ViT, _images),
+        Case("lstm", UnrolledLSTM, _floats((3, 2, 5), (2, 1))),
+        Case("gan", GAN, _floats((3, 6), (3, 2, 8, 8))),
+        Case("vae", VAE, _floats((4, 8), (4, 3))),
         Case("residual_block", ResidualBlock, _floats((2, 3, 12), (2, 3, 12))),
     )
 }

@@ -1,6 +1,7 @@
 """The fused functions: values and every order of gradient against PyTorch and finite differences, in fp64."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -349,7 +350,24 @@ def test_running_statistics_are_not_saved() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", E.__all__)
+def test_what_is_no_tensor(name: str) -> None:
+    """In the place of each tensor that a function takes; None where that is no choice."""
+    function = getattr(E, name)
+    parameters = inspect.signature(function).parameters
+    tensors = {n: p.annotation for n, p in parameters.items() if p.annotation.startswith("Tensor")}
+    assert tensors
+    rest = {n: 2 for n, p in parameters.items() if n not in tensors and p.default is p.empty}
+    for wrong, annotation in tensors.items():
+        for value in (2.0, [1.0], *(() if "None" in annotation else (None,))):
+            given = {**rest, **{n: torch.randn(4, 4) for n in tensors}, wrong: value}
+            with pytest.raises(TypeMismatch, match=f"{name}: {wrong} is .*, and must be a tensor"):
+                function(**given)
+
+
 def test_errors() -> None:
+    with pytest.raises(TypeMismatch, match="softmax: input is None"):
+        E.softmax(None)  # type: ignore[arg-type]
     with pytest.raises(TypeMismatch, match=r"matmul of f32\[3,4\] and f32\[6,5\]"):
         E.linear_act(torch.randn(3, 4), torch.randn(5, 6))
     with pytest.raises(TypeMismatch, match="operands differ"):

@@ -16,6 +16,7 @@ from egcompile.ops import call
 from egcompile.rules.rule import Equations, Float, Rule, Tensor, rule
 from egcompile.saturate import Limits, saturate
 
+from .extract.builder import forward_only
 from .models import CASES
 from .samples import values_of
 
@@ -26,7 +27,7 @@ def _input(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Node:
 
 def _joint(*outputs: Node) -> Joint:
     inputs = [n for n in Graph((), outputs).nodes if n.op is ops.input]
-    return Joint.forward_only(Graph(tuple(inputs), outputs))
+    return forward_only(Graph(tuple(inputs), outputs))
 
 
 def _only(declare: object) -> dict[str, Rule]:
@@ -79,7 +80,7 @@ def test_roots_types_and_origins() -> None:
     x, w = _input("x", 4, 8), _input("w", 8, 3)
     y = ops.transpose(ops.transpose(ops.matmul(x, w)))
     graph = Graph((x, w), (y,), origins={y: frozenset({"there"}), y.inputs[0].inputs[0]: frozenset({"here"})})
-    egraph, _ = saturate(Joint.forward_only(graph))
+    egraph, _ = saturate(forward_only(graph))
     (root,) = egraph.roots
     assert root == egraph.class_of[y] == egraph.class_of[y.inputs[0].inputs[0]]
     assert egraph.classes[root].type == y.type

@@ -10,8 +10,12 @@ from egcompile.extract.choices import Choices
 from egcompile.extract.facts import Facts, writes
 from egcompile.extract.fusible import OWNERS, Role, Space, covers, fusible
 
-RECOMPUTED = 2
-"""Values with readers outside the kernel that may be computed inside it, one within another."""
+RECOMPUTED = 3
+"""Values with readers outside the kernel that may be computed inside it, one within another; those that only
+move others are free.
+
+Three are a convolution's bias, the norm that reads the sum, and the activation of that.
+"""
 
 LARGEST = 96
 """Classes that a kernel may compute; what lies beyond is read from memory, where it can be."""
@@ -137,7 +141,8 @@ class Kernels:
             if k in done:
                 continue
             done.add(k)
-            outside = any(m not in inside for m, _ in table.consumers[k])
+            moved = all(table.role(n) is Role.MOVEMENT for n in table.nodes[k])
+            outside = not moved and any(m not in inside for m, _ in table.consumers[k])
             depth[k] = outside + min(depth[table.owner[n]] for n, _ in readers[k])
             too_far = depth[k] > RECOMPUTED or len(kernel.members) >= LARGEST
             if too_far and self.known.memory[k]:

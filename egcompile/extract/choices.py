@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from egcompile.errors import ExtractionError
 from egcompile.extract.fusible import LOOPS, Role, Site
 from egcompile.ir.joint import Joint
-from egcompile.ir.node import Attr
+from egcompile.ir.node import attr_key
 from egcompile.ir.types import TensorType, ValueType
 from egcompile.language.egraph import EGraph, ENode
 from egcompile.ops.opdef import Kind
@@ -200,7 +200,7 @@ def _tables(egraph: EGraph, nodes: dict[int, list[ENode]], order: dict[int, int]
         for enode in leaves[:1] or nodes[c]:  # nothing is cheaper than an input or a constant
             n = len(table.enodes)
             operands = tuple(position[k] for k in enode.operands)
-            key = (i, enode.op.name, operands, _attr_keys(enode.attrs))
+            key = (i, enode.op.name, operands, tuple(map(attr_key, enode.attrs)))
             if key in numbered:
                 continue
             numbered[key] = n
@@ -225,12 +225,8 @@ def _original(
         if c is None or found[c] is not None:
             continue
         operands = tuple(position.get(egraph.class_of[i]) for i in node.inputs)
-        found[c] = numbered.get((c, node.op.name, operands, _attr_keys(node.attrs)))
+        found[c] = numbered.get((c, node.op.name, operands, tuple(map(attr_key, node.attrs))))
         if found[c] is None:  # written otherwise in the e-graph, or a round trip
             earlier = (n for n in table.nodes[c] if all(k < c for k in table.operands[n]))
             found[c] = next(earlier, None)
     return found
-
-
-def _attr_keys(attrs: tuple[Attr, ...]) -> tuple[object, ...]:
-    return tuple((type(a), a.hex() if isinstance(a, float) else a) for a in attrs)

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
 )
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.exported_program import (
@@ -50,6 +51,13 @@ OpOverload = torch._ops.OpOverload
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = tuple(path + os.sep for package in (torch, egcompile) for path in package.__path__)
+
+
+class GraphBreak(TraceError, UnsupportedFakeTensorException):
+    """A TraceError on which Dynamo leaves the function to Python, and goes on with what that calls.
+
+    The second base is one of those after which Dynamo does so, unless `fullgraph` forbids it.
+    """
 
 
 def source_line(trace: str | Sequence[tuple[str, str]]) -> str:

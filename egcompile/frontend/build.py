@@ -1,7 +1,7 @@
 """PyTorch's implicit habits made explicit nodes: broadcasting, promotion, scalars, negative axes.
 
 Constants fold: a movement or cast of `full` is a `full`, and an `iota` that only gains or loses axes of
-size 1, or is expanded, is an `iota`.
+size 1, or is expanded, is an `iota`. What does not fold is as `egcompile.ops.build` writes it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from egcompile import ops
 from egcompile.errors import UnsupportedOp
 from egcompile.ir import Node, TensorType
+from egcompile.ops.build import broadcast_to, cast_to, reshape_to
 
 Scalar = bool | int | float
 Operand = Node | Scalar
@@ -36,12 +37,10 @@ def is_full(x: Node) -> bool:
 
 
 def cast(x: Node, dtype: torch.dtype) -> Node:
-    if x.dtype == dtype:
-        return x
-    if is_full(x):
+    if is_full(x) and x.dtype != dtype:
         value = torch.tensor(x.attr("value"), dtype=x.dtype).to(dtype).item()
         return ops.full(value=value, shape=x.shape, dtype=dtype)
-    return ops.cast(x, dtype=dtype)
+    return cast_to(x, dtype)
 
 
 def reshape(x: Node, shape: Sequence[int]) -> Node:
@@ -54,7 +53,7 @@ def reshape(x: Node, shape: Sequence[int]) -> Node:
         return ops.iota(shape=shape, axis=axis, dtype=x.dtype)
     if x.op is ops.reshape:
         return reshape(x.inputs[0], shape)
-    return ops.reshape(x, shape=shape)
+    return reshape_to(x, shape)
 
 
 def _same_axis(x: Node, shape: tuple[int, ...]) -> int | None:
@@ -72,11 +71,9 @@ def broadcast(x: Node, shape: Sequence[int]) -> Node:
     if is_full(x):
         return ops.full(value=x.attr("value"), shape=shape, dtype=x.dtype)
     x = reshape(x, (1,) * (len(shape) - len(x.shape)) + x.shape)
-    if x.shape == shape:
-        return x
     if x.op is ops.iota and x.shape[x.attr("axis")] == shape[x.attr("axis")]:
         return ops.iota(shape=shape, axis=x.attr("axis"), dtype=x.dtype)
-    return ops.expand(x, shape=shape)
+    return broadcast_to(x, shape)
 
 
 def operand(x: Operand, like: TensorType) -> Node:

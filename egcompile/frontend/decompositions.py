@@ -31,15 +31,13 @@ def _instance_norm(
             x, weight, bias, running_mean, running_var, False, momentum, eps, cudnn_enabled
         )
     samples, channels, *sizes = x.shape
-    operands = [v for v in (weight, bias, running_mean, running_var) if v is not None]
-    tracked = running_mean is not None and running_var is not None
     wide = x.dtype
-    if tracked or any(v.dtype != x.dtype for v in operands):
+    if running_mean is not None or any(v is not None and v.dtype != x.dtype for v in (weight, bias)):
         wide = torch.promote_types(x.dtype, torch.float32)
     scales = [None if v is None else v.to(wide) for v in (weight, bias)]
     count = math.prod(sizes)
     y, mean, rstd = aten.native_group_norm(x.to(wide), *scales, samples, channels, count, channels, eps)
-    if tracked:
+    if running_mean is not None and running_var is not None:
         variance = (rstd.square().reciprocal() - eps).clamp_min(0) * (count / max(count - 1, 1))
         for running, value in ((running_mean, mean), (running_var, variance)):
             new = value.detach().mean(0) * momentum + running.to(wide) * (1 - momentum)

@@ -89,7 +89,7 @@ class Capture:
 
     @staticmethod
     def of(gm: fx.GraphModule) -> Capture:
-        """Raises TraceError where AOTAutograd would lose a gradient's meaning; `gm` stays as it is."""
+        """Raises GraphBreak where AOTAutograd would lose a gradient's meaning; `gm` stays as it is."""
         _refuse_lost_gradients(gm)
         if any(True for _ in gm.parameters()):
             raise TraceError(
@@ -233,7 +233,7 @@ def _refuse_lost_gradients(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         for call, what in _REFUSED.items():
             if call in str(node.target) and node.op == "call_function":
-                raise TraceError(f"{what} cannot be compiled, at {origin_of(node.meta) or node.name}")
+                raise _torch.GraphBreak(f"{what} cannot be compiled, at {origin_of(node.meta) or node.name}")
 
 
 def _input_name(placeholder: fx.Node) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from egcompile.ir.node import Node
 from egcompile.plan import Plan
 from egcompile.target import Target
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Tensor = torch.Tensor
 Build = Callable[..., tuple[Node, ...]]
 """From operands, as nodes or None, and attributes by name to the graph's outputs."""
@@ -25,6 +28,24 @@ Build = Callable[..., tuple[Node, ...]]
 def eager() -> bool:
     """Whether to say it in PyTorch: if disabled, or for a compiler that traces and fuses as it sees fit."""
     return torch.compiler.is_compiling() or disabled()
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which raises TypeMismatch where a parameter that is annotated a tensor gets none."""
+    parameters = inspect.signature(function).parameters
+    names = tuple(parameters)
+    may_be_none = {
+        name: "None" in p.annotation for name, p in parameters.items() if p.annotation.startswith("Tensor")
+    }
+
+    @functools.wraps(function)
+    def with_tensors(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, x in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in may_be_none and not isinstance(x, Tensor) and not (x is None and may_be_none[name]):
+                raise TypeMismatch(f"{function.__name__}: {name} is {x!r}, and must be a tensor")
+        return function(*args, **kwargs)
+
+    return with_tensors
 
 
 def call(build: Build, *operands: Tensor | None, **attrs: Hashable) -> tuple[Tensor, ...]:

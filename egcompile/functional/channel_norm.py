@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from egcompile.errors import TypeMismatch
-from egcompile.functional.call import aten, call, eager
+from egcompile.functional.call import aten, call, checked, eager
 from egcompile.ir.node import Node
 from egcompile.ir.types import TensorType, accumulate_dtype
 
 Tensor = torch.Tensor
 
 
+@checked
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -35,6 +36,7 @@ def group_norm(
     return call(_group_norm, input, weight, bias, groups=num_groups, eps=eps)[0]
 
 
+@checked
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from egcompile import ops
-from egcompile.functional.call import call, eager
+from egcompile.functional.call import call, checked, eager
 from egcompile.ir.node import Node
 
 Tensor = torch.Tensor
 Activation = Literal["none", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh"]
 
 
+@checked
 def linear_act(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none"
 ) -> Tensor:
@@ -31,6 +32,7 @@ def linear_act(
     return call(_linear_act, x, weight, bias, activation=activation)[0]
 
 
+@checked
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, elementwise."""
     if eager():

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from egcompile.functional.call import aten, call, eager
+from egcompile.functional.call import aten, call, checked, eager
 from egcompile.ir.node import Node
 from egcompile.ir.types import TensorType, accumulate_dtype
 
@@ -18,6 +18,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 """In the order of ATen's numbers for them."""
 
 
+@checked
 def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> Tensor:
     """`exp(x) / sum(exp(x))` along `dim` of `input`, cast to `dtype` first if that is given.
 
@@ -30,6 +31,7 @@ def softmax(input: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -
     return call(_softmax, input, dim=dim, dtype=dtype or input.dtype)[0]
 
 
+@checked
 def cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 
 from egcompile import ops
 from egcompile.errors import TypeMismatch
-from egcompile.functional.call import aten, call, eager
+from egcompile.functional.call import aten, call, checked, eager
 from egcompile.ir.node import Node
 from egcompile.ir.types import TensorType, accumulate_dtype
 
 Tensor = torch.Tensor
 
 
+@checked
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, cast_first: bool = False
 ) -> Tensor:
@@ -29,6 +30,7 @@ def rms_norm(
     return call(_rms_norm, x, weight, eps=eps, cast_first=cast_first)[0]
 
 
+@checked
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, cast_first: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -42,6 +44,7 @@ def add_rms_norm(
     return y, total
 
 
+@checked
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],

@@ -23,8 +23,3 @@ class Joint:
     cotangents: tuple[Node | None, ...]
     outputs: tuple[Node, ...]
     gradients: tuple[Node | None, ...]
-
-    @staticmethod
-    def forward_only(graph: Graph) -> Joint:
-        none = (None,) * len(graph.outputs)
-        return Joint(graph, graph.inputs, none, graph.outputs, (None,) * len(graph.inputs))

@@ -39,7 +39,7 @@ class Node:
     @classmethod
     def make(cls, op: OpDef, inputs: tuple[Node, ...], attrs: tuple[Attr, ...]) -> Node:
         """The node for `op(inputs, attrs)`; raises TypeMismatch where the op's type rule refuses."""
-        key = (op.name, inputs, tuple(map(_attr_key, attrs)))
+        key = (op.name, inputs, tuple(map(attr_key, attrs)))
         if (node := cls._interned.get(key)) is None:
             node = object.__new__(cls)
             node.op, node.inputs, node.attrs = op, inputs, attrs
@@ -82,7 +82,7 @@ class Node:
         return node_text(self)
 
 
-def _attr_key(value: Attr) -> tuple[type, Any]:
+def attr_key(value: Attr) -> tuple[type, Any]:
     """Tells 1, 1.0, True and -0.0 apart, which `==` does not, and finds NaN equal to itself."""
     return type(value), value.hex() if isinstance(value, float) else value
 

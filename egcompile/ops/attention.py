@@ -35,7 +35,8 @@ def _sdpa_type(
     return TensorType((*q.shape[:3], v.shape[3]), q.dtype), lse
 
 
-def _repeat_heads(x: Node, heads: int) -> Node:
+def repeat_heads(x: Node, heads: int) -> Node:
+    """`x[B, H_kv, S, D]` with each of its heads repeated, up to `heads`."""
     batch, kv, length, width = x.shape
     grouped = reshape_to(x, (batch, kv, 1, length, width))
     repeated = broadcast_to(grouped, (batch, kv, heads // kv, length, width))
@@ -44,7 +45,7 @@ def _repeat_heads(x: Node, heads: int) -> Node:
 
 def _sdpa_math(q: Node, k: Node, v: Node, scale: float, causal: bool) -> tuple[Node, Node]:
     acc = accumulate_dtype(q.dtype)
-    k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     scores = cast_to(bmm(q, transpose(k)), acc)
     scores = mul(scores, constant(scale, scores))
     if causal:
@@ -65,7 +66,7 @@ def _sdpa_backward_math(
     """FlashAttention's backward (Dao et al., 2022) untiled: P from lse, dS = P (dP - sum(ct out))."""
     acc = accumulate_dtype(q.dtype)
     heads = q.shape[1]
-    keys, values = _repeat_heads(k, heads), _repeat_heads(v, heads)
+    keys, values = repeat_heads(k, heads), repeat_heads(v, heads)
     scores = cast_to(bmm(q, transpose(keys)), acc)
     scores = mul(scores, constant(scale, scores))
     p = exp(sub(scores, broadcast_to(reshape_to(lse, (*q.shape[:3], 1)), scores.shape)))

@@ -43,16 +43,16 @@ def _across(x: Node) -> tuple[int, ...]:
     return (0, *range(2, len(x.shape)))
 
 
-def _batch_moments(x: Node) -> tuple[Node, Node]:
-    center, variance = _moments(_wide(x), _across(x))
-    return reshape_to(center, x.shape[1:2]), reshape_to(variance, x.shape[1:2])
+def _batch_moments(x: Node, eps: float) -> tuple[Node, Node, Node]:
+    center, variance = (reshape_to(each, x.shape[1:2]) for each in _moments(_wide(x), _across(x)))
+    return center, variance, _rstd(variance, eps)
 
 
-def _group_moments(x: Node, groups: int) -> tuple[Node, Node]:
+def _group_moments(x: Node, groups: int, eps: float) -> tuple[Node, Node]:
     samples, channels, *sizes = x.shape
     grouped = reshape_to(_wide(x), (samples, groups, channels // groups, *sizes))
     center, variance = _moments(grouped, tuple(range(2, len(grouped.shape))))
-    return reshape_to(center, (samples, groups)), reshape_to(variance, (samples, groups))
+    return reshape_to(center, (samples, groups)), reshape_to(_rstd(variance, eps), (samples, groups))
 
 
 def _rstd(variance: Node, eps: float) -> Node:
@@ -66,13 +66,12 @@ def _normalized(x: Node, center: Node, rstd: Node, weight: Node, bias: Node) -> 
 
 
 def _batch_norm(x: Node, weight: Node, bias: Node, eps: float) -> tuple[Node, Node, Node]:
-    center, variance = _batch_moments(x)
-    return _normalized(x, center, _rstd(variance, eps), weight, bias), center, variance
+    center, variance, rstd = _batch_moments(x, eps)
+    return _normalized(x, center, rstd, weight, bias), center, variance
 
 
 def _group_norm(x: Node, weight: Node, bias: Node, groups: int, eps: float) -> tuple[Node, Node, Node]:
-    center, variance = _group_moments(x, groups)
-    rstd = _rstd(variance, eps)
+    center, rstd = _group_moments(x, groups, eps)
     each = [_of_groups(column, x.shape[1]) for column in (center, rstd)]
     return _normalized(x, each[0], each[1], weight, bias), center, rstd
 
@@ -118,25 +117,27 @@ batch_moments = register(
         "batch_moments",
         Kind.COMPOSITE,
         ("x",),
-        outputs=("mean", "var"),
+        {"eps": "float"},
+        outputs=("mean", "var", "rstd"),
         definition=_batch_moments,
-        samples=(Sample((_X,)), Sample(("f64[6,4]",))),
+        samples=(Sample((_X,), {"eps": 1e-5}), Sample(("f64[6,4]",), {"eps": 1e-5})),
     )
 )
-"""`x[N, C, *]` -> each channel's mean and (biased) variance `[C]`, in fp32."""
+"""`x[N, C, *]` -> each channel's mean, (biased) variance and `rsqrt(var + eps)`, `[C]`, in fp32."""
 
 group_moments = register(
     OpDef(
         "group_moments",
         Kind.COMPOSITE,
         ("x",),
-        {"groups": "int"},
-        outputs=("mean", "var"),
+        {"groups": "int", "eps": "float"},
+        outputs=("mean", "rstd"),
         definition=_group_moments,
-        samples=(Sample((_X,), {"groups": 2}),),
+        samples=(Sample((_X,), {"groups": 2, "eps": 1e-5}),),
     )
 )
-"""`x[N, C, *]` -> mean and (biased) variance `[N, G]` of each sample's groups of channels, in fp32."""
+"""`x[N, C, *]` -> mean and `rstd[N, G]`, one over the root of variance and eps, of each sample's groups of
+channels, in fp32."""
 
 batch_norm = register(
     OpDef(

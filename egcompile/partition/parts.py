@@ -20,7 +20,7 @@ from egcompile.target import Target
 __all__ = ["Partition", "base", "partition"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Partition:
     """Kernels of the forward and of the backward, and what lies between.
 
@@ -55,7 +55,7 @@ def partition(extraction: Extraction, target: Target, memory_budget: float = 1.0
     network, kept = _network(recipes, forward, backward)
     choice, fastest, smallest = _choose(network, memory_budget)
 
-    def made(choice: Choice) -> Partition:
+    def realized(choice: Choice) -> Partition:
         late, recomputed = again(choice, recipes, backward)
         read = recipes.bases([*late, *recomputed], extraction.joint.gradients)
         written = [node for kernel in forward for node in kernel.writes]
@@ -67,8 +67,8 @@ def partition(extraction: Extraction, target: Target, memory_budget: float = 1.0
         inside = tuple(n for n in choice.made if all(n not in kernel.writes for kernel in recomputed))
         return Partition(early, late, recomputed, inside, tuple(saved), count, fastest, smallest, added)
 
-    parts = made(choice)
-    return made(network.choose(())) if memory_budget == 1.0 and parts.cost > 0.0 else parts
+    parts = realized(choice)
+    return realized(network.choose(())) if memory_budget == 1.0 and parts.cost > 0.0 else parts
 
 
 def _phases(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from egcompile.extract.candidates import LARGEST
 from egcompile.extract.cost import EACH_NODE, Costs
 from egcompile.extract.extraction import Extraction, KernelPlan
 from egcompile.extract.fusible import LOOPS, Role, Site, Space, fusible
@@ -135,13 +136,21 @@ class Recipes:
 
 
 def kernel_cost(kernel: KernelPlan, buffers: Mapping[Node, Buffer], costs: Costs) -> float:
-    """Microseconds of a kernel, as extraction counts them (`extract.plan.cost`)."""
+    """Microseconds of a kernel, as extraction's program counts them: an element that is computed for several
+    of a larger value, by an expand, is counted as often.
+    """
     root = Site.of(kernel.root)
     total = costs.launch if root.role in LOOPS else costs.kernel(root)
-    for node in kernel.nodes:
+    times = dict.fromkeys(kernel.nodes, 0)
+    carried = _carried(kernel)
+    for node in reversed(kernel.nodes):
         site = Site.of(node)
         reduction = site.role in (Role.ROW_REDUCTION, Role.REDUCTION)
-        total += costs.work(site, (node.inputs[0] if reduction else node).tensor.numel)
+        own = node.tensor.numel if carried[node] else max(node.tensor.numel, times[node])
+        total += costs.work(site, node.inputs[0].tensor.numel if reduction else own)
+        for position, operand in enumerate(node.inputs):
+            if (node, position) in kernel.inlined and not reduction:
+                times[operand] = max(times[operand], own)
     for node in kernel.reads:
         reader = next(n for n in (kernel.root, *kernel.nodes) if node in n.inputs)
         total += costs.read(Site.of(reader), reader.inputs.index(node), buffers[node])
@@ -176,7 +185,7 @@ def within(reader: KernelPlan, part: KernelPlan, value: Node) -> KernelPlan | No
     nodes = (reader.root, *reader.nodes)
     edges = {(node, i) for node in nodes for i, operand in enumerate(node.inputs) if operand is value}
     wider = _around(reader.root, reader.inlined | part.inlined | edges, (), reader.writes)
-    return wider if _legal(wider) else None
+    return wider if len(wider.nodes) <= LARGEST and _legal(wider) else None
 
 
 def _around(
@@ -242,20 +251,24 @@ def _defined(
     return known[wanted], inlined
 
 
-def _legal(kernel: KernelPlan) -> bool:
-    """Whether extraction would have allowed it: each operand inside, on rows that meet."""
-    root = Site.of(kernel.root)
+def _carried(kernel: KernelPlan) -> dict[Node, frozenset[Space]]:
+    """The rows of the reductions that each node inside a kernel, and its root, is computed from."""
     carried: dict[Node, frozenset[Space]] = {}
     for node in dict.fromkeys((*kernel.nodes, kernel.root)):
         site = Site.of(node)
-        spaces: set[Space] = {site.space} if site.role is Role.ROW_REDUCTION else set()
-        for position, operand in enumerate(node.inputs):
-            if (node, position) in kernel.inlined:
-                if fusible(Site.of(operand), site, position, root, carried[operand]):
-                    return False
-                spaces |= carried[operand]
-        carried[node] = frozenset(spaces)
-    return True
+        inside = [x for i, x in enumerate(node.inputs) if (node, i) in kernel.inlined]
+        own = {site.space} if site.role is Role.ROW_REDUCTION else set()
+        carried[node] = frozenset(own.union(*(carried[x] for x in inside)))
+    return carried
+
+
+def _legal(kernel: KernelPlan) -> bool:
+    """Whether extraction would have allowed it: one row space, and each operand inside where it may be."""
+    carried, root = _carried(kernel), Site.of(kernel.root)
+    return len(frozenset().union(*carried.values())) < 2 and not any(
+        fusible(Site.of(reader.inputs[i]), Site.of(reader), i, root, carried[reader.inputs[i]])
+        for reader, i in kernel.inlined
+    )
 
 
 def restricted(kernel: KernelPlan, wanted: Collection[Node]) -> KernelPlan:

@@ -159,21 +159,18 @@ _NARROW = {"x": "bf16[3,4,2,5]"}
 
 @rule("fusion/batch_norm_moments", _BATCH, _BATCH | _NARROW)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
-    "batch_norm(x, w, b)[0]  ==>  (x - mean) rsqrt(var + eps) w + b,  of batch_moments(x)"
-    words = _Channels(x, wide := accumulate(dtype(x)), channel_row(shape(x)))
-    mean, var = batch_moments(x)
-    rstd = _rstd(var, eps, shape(w), wide)
+    "batch_norm(x, w, b)[0]  ==>  (x - mean) rstd w + b,  of batch_moments(x)"
+    words = _Channels(x, accumulate(dtype(x)), channel_row(shape(x)))
+    mean, _, rstd = batch_moments(x, eps)
     x_hat = words.normalized(words.channel(mean), words.channel(rstd))
     return {batch_norm(x, w, b, eps)[0]: words.affine(x_hat, w, b)}
 
 
 @rule("fusion/group_norm_moments", _GROUP, _GROUP | _NARROW)
 def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[0]  ==>  (x - mean) rsqrt(var + eps) w + b,  of group_moments(x)"
-    wide, lead = accumulate(dtype(x)), channel_lead(shape(x))
-    words = _Channels(x, wide, channel_row(shape(x)), lead, groups)
-    mean, var = group_moments(x, groups)
-    rstd = _rstd(var, eps, (shape(x)[0], groups), wide)
+    "group_norm(x, w, b)[0]  ==>  (x - mean) rstd w + b,  of group_moments(x)"
+    words = _Channels(x, accumulate(dtype(x)), channel_row(shape(x)), channel_lead(shape(x)), groups)
+    mean, rstd = group_moments(x, groups, eps)
     x_hat = words.normalized(words.group(mean), words.group(rstd))
     return {group_norm(x, w, b, groups, eps)[0]: words.affine(x_hat, w, b)}
 
@@ -181,23 +178,25 @@ def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
 @rule("fusion/batch_norm_mean", _BATCH)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
     "batch_norm(x, w, b)[1]  ==>  batch_moments(x)[0]"
-    return {batch_norm(x, w, b, eps)[1]: batch_moments(x)[0]}
+    return {batch_norm(x, w, b, eps)[1]: batch_moments(x, eps)[0]}
 
 
 @rule("fusion/batch_norm_var", _BATCH)
 def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
     "batch_norm(x, w, b)[2]  ==>  batch_moments(x)[1]"
-    return {batch_norm(x, w, b, eps)[2]: batch_moments(x)[1]}
+    return {batch_norm(x, w, b, eps)[2]: batch_moments(x, eps)[1]}
 
 
-@rule("fusion/group_norm_mean", _GROUP)
-def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[1]  ==>  group_moments(x)[0]"
-    return {group_norm(x, w, b, groups, eps)[1]: group_moments(x, groups)[0]}
+@rule("fusion/batch_norm_rstd", _BATCH, _BATCH | _NARROW)
+def _(x: Tensor, w: Tensor, b: Tensor, eps: Float) -> Equations:
+    "rsqrt(batch_norm(x, w, b)[2] + eps)  ==>  batch_moments(x)[2]: the end of the kernel that has the sums"
+    rstd = _rstd(batch_norm(x, w, b, eps)[2], eps, shape(w), accumulate(dtype(x)))
+    return {rstd: batch_moments(x, eps)[2]}
 
 
-@rule("fusion/group_norm_rstd", _GROUP)
-def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
-    "group_norm(x, w, b)[2]  ==>  rsqrt(group_moments(x)[1] + eps)"
-    var = group_moments(x, groups)[1]
-    return {group_norm(x, w, b, groups, eps)[2]: _rstd(var, eps, (shape(x)[0], groups), accumulate(dtype(x)))}
+for _statistic, _index in (("mean", 1), ("rstd", 2)):
+
+    @rule(f"fusion/group_norm_{_statistic}", _GROUP)
+    def _(x: Tensor, w: Tensor, b: Tensor, groups: Int, eps: Float) -> Equations:
+        "group_norm(x, w, b)[i]  ==>  group_moments(x)[i - 1]"
+        return {group_norm(x, w, b, groups, eps)[_index]: group_moments(x, groups, eps)[_index - 1]}

@@ -126,14 +126,16 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     return "math"
 
 
-@functools.cache
 def _has_cudnn(device: torch.device) -> bool:
-    hopper = torch.cuda.get_device_capability(device) >= (9, 0)
-    enabled: tuple[Callable[[], bool], ...] = (
-        torch.backends.cudnn.is_available,
-        torch.backends.cuda.cudnn_sdp_enabled,
-    )
-    return hopper and all(check() for check in enabled)
+    """Whether cuDNN may take it: asked at each call, as a caller may switch it off for a while."""
+    enabled: Callable[[], bool] = torch.backends.cuda.cudnn_sdp_enabled
+    return enabled() and _is_hopper_with_cudnn(device)
+
+
+@functools.cache
+def _is_hopper_with_cudnn(device: torch.device) -> bool:
+    available: Callable[[], bool] = torch.backends.cudnn.is_available
+    return available() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _no_random_state(q: Tensor) -> Tensor:

@@ -17,10 +17,16 @@ def leaf(name: str, *shape: int, dtype: object = None) -> Node:
     return input(name=name, shape=shape, dtype=dtype or torch.float32)
 
 
+def forward_only(graph: Graph) -> Joint:
+    """A joint graph without gradients."""
+    none = (None,) * len(graph.outputs)
+    return Joint(graph, graph.inputs, none, graph.outputs, (None,) * len(graph.inputs))
+
+
 def forward(*outputs: Node) -> Joint:
     """A joint graph without gradients; inputs in the order in which they are met."""
     inputs = tuple(n for n in topological(outputs) if n.op is input)
-    return Joint.forward_only(Graph(inputs, outputs))
+    return forward_only(Graph(inputs, outputs))
 
 
 def joint(outputs: Sequence[Node], cotangents: Sequence[Node], gradients: dict[Node, Node]) -> Joint:

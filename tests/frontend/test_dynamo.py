@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import egcompile
 from egcompile import ops
+from egcompile.backend import backend
 from egcompile.errors import TraceError
 from egcompile.frontend import trace
 from egcompile.frontend.aliases import Argument
@@ -352,6 +353,62 @@ def test_refused(function: Any, message: str) -> None:
     call, _ = compiled(function)
     with pytest.raises(Exception, match=message):
         call(torch.rand(4, requires_grad=True) * 1)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
+
+
+class Around(nn.Module):
+    """Calls what no graph can hold between two modules that one can."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.before, self.after, self.function = Layer(), Layer(), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.function(self.before(x))).square().sum()
+
+
+def _full_backward_hook(x: Tensor) -> Tensor:
+    layer = nn.Identity()
+    layer.register_full_backward_hook(lambda module, given, received: (given[0] * 5,))
+    return layer(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [Double.apply, _hook, _full_backward_hook, lambda w: torch.func.grad(lambda v: v.sin().sum())(w)],
+    ids=["Function", "hook", "full backward hook", "torch.func"],
+)
+def test_a_graph_break_where_no_graph_can_be(function: Callable[[Tensor], Tensor]) -> None:
+    model = Around(function).double()
+    made: list[Any] = []
+
+    def counting(gm: Any, inputs: Any) -> Any:
+        call = backend(gm, inputs)
+        made.append(call)
+        return call
+
+    results = []
+    for run in (model, torch.compile(model, backend=counting)):
+        for _ in range(2):
+            x = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_()
+            loss = run(x)
+            results.append((loss, torch.autograd.grad(loss, (x, *model.parameters()))))
+    torch.testing.assert_close(results[2:], results[:2])
+    assert made  # the layers
+
+
+def test_inference_mode_breaks_the_graph() -> None:
+    w = torch.rand(4, requires_grad=True)
+    y = egcompile.compile(_inference)(w)
+    assert y.is_inference() and torch.equal(y, w * 2)
 
 
 def test_a_view_of_an_argument_stays_one() -> None:

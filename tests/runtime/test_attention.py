@@ -6,6 +6,7 @@ from torch import Tensor
 
 from egcompile import ops
 from egcompile.ops.attention import sdpa, sdpa_backward
+from egcompile.runtime import attention as kernels
 from egcompile.runtime.attention import attention, attention_backward
 
 SCALE = 0.3
@@ -61,3 +62,15 @@ def _close(got: Tensor, truth: Tensor, dtype: torch.dtype) -> None:
     assert got.shape == truth.shape
     error = (got.double().cpu() - truth).abs()
     assert not error.numel() or error.max() <= TOLERANCE[dtype] * max(1.0, truth.abs().max().item())
+
+
+def test_cudnn_is_asked_for_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As within `torch.nn.attention.sdpa_kernel`, which switches it for a while."""
+    monkeypatch.setattr(kernels, "_is_hopper_with_cudnn", lambda device: True)
+    device, before = torch.device("cuda:0"), torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for enabled in (True, False, True):
+            torch.backends.cuda.enable_cudnn_sdp(enabled)
+            assert kernels._has_cudnn(device) is enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

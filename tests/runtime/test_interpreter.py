@@ -58,6 +58,8 @@ def test_a_step_is_as_right_as_eager(name: str, mode: str) -> None:
     """Loss and every gradient in fp32: at most twice eager's own error against fp64, and a floor."""
     model, inputs = CASES[name].make(torch.float32)
     plan, traced = planned(model, inputs, mode)
+    if "libdevice." in plan.source:
+        pytest.skip("libdevice needs an NVIDIA GPU")
     parameters = list(model.parameters())
 
     def values(loss: Tensor, of: Sequence[Tensor]) -> list[Tensor]:

@@ -18,6 +18,7 @@ from egcompile.runtime.loader import load, store
 from egcompile.runtime.source import render
 from egcompile.schedule.kernel import Buffer, Call, Free, Kernel, Launch, Program, Schedule, View
 from egcompile.target import Target
+from tests.extract.builder import forward_only
 from tests.runtime.naive import naive_schedule
 
 CPU, CUDA = Target.parse("cpu"), Target.parse("cuda:90")
@@ -45,7 +46,7 @@ CASES = [(op, s) for op in REGISTRY.values() for s in op.samples]
 @pytest.mark.parametrize(("op", "sample"), CASES, ids=[f"{o.name}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_every_op_as_a_call(op: OpDef, sample: Sample) -> None:
     graph = graph_of(op, sample)
-    module = load(render(naive_schedule(Joint.forward_only(graph)), (), CPU))
+    module = load(render(naive_schedule(forward_only(graph)), (), CPU))
     inputs = values(sample)
     for got, expected in zip(module.forward(*inputs), ops.evaluate(graph, inputs), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -143,7 +144,7 @@ def test_float_literals() -> None:
 def test_an_input_of_any_name() -> None:
     x = ops.input(name="float", shape=(2,), dtype=torch.float32)
     infinite = ops.full(value=math.inf, shape=(2,), dtype=torch.float32)
-    joint = Joint.forward_only(Graph((x,), (ops.minimum(x, infinite),)))
+    joint = forward_only(Graph((x,), (ops.minimum(x, infinite),)))
     (result,) = load(render(naive_schedule(joint), (), CPU)).forward(torch.ones(2))
     assert torch.equal(result, torch.ones(2))
 

@@ -131,3 +131,14 @@ def test_running_statistics_are_no_launches_of_their_own(target: str) -> None:
     made = egcompile.optimize(traced, target=target).compiled()
     assert made.schedule.shared >= 3 * 4 - 1
     assert "share" in egcompile.optimize(traced, target=target).explain()
+
+
+def test_a_batch_norms_root_is_the_end_of_its_sums_kernel() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    traced = egcompile.trace(model, (torch.randn(32, 8, 64, 64),))
+    made = egcompile.optimize(traced, target="cuda:90").compiled().schedule
+    assert made.backward is not None
+    bodies = [s.kernel.body for p in (made.forward, made.backward) for s in p.steps if isinstance(s, Launch)]
+    names = [node.op.name for body in bodies for node in body.nodes]
+    assert "batch_moments" in names
+    assert "rsqrt" not in names

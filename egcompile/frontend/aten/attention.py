@@ -13,6 +13,7 @@ from egcompile.errors import UnsupportedOp
 from egcompile.frontend.aten.nn import safe_softmax
 from egcompile.frontend.build import broadcast, broadcast_shapes, cast, operand, reshape
 from egcompile.ir import Node, TensorType, accumulate_dtype, topological
+from egcompile.ops.attention import repeat_heads
 
 aten = torch.ops.aten
 
@@ -89,7 +90,7 @@ def _masked(
 ) -> Node:
     """`softmax(scale q k^T + mask) v`, scores in fp32 at least; a bool mask keeps where it is true."""
     acc = accumulate_dtype(q.dtype)
-    k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     scores = cast(ops.bmm(q, ops.transpose(k)), acc)
     scores = ops.mul(scores, operand(scale, scores.tensor))
     if mask.dtype == torch.bool:
@@ -98,12 +99,6 @@ def _masked(
     else:
         scores = ops.add(scores, operand(mask, scores.tensor))
     return ops.bmm(dropout(cast(safe_softmax(scores, 3), v.dtype)), v)
-
-
-def _repeat_heads(x: Node, heads: int) -> Node:
-    batch, kv, length, width = x.shape
-    grouped = reshape(x, (batch, kv, 1, length, width))
-    return reshape(broadcast(grouped, (batch, kv, heads // kv, length, width)), (batch, heads, length, width))
 
 
 def _constant_mask(mask: Node, size: tuple[int, int]) -> str | None:
