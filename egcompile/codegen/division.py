@@ -10,7 +10,7 @@ from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
 from egcompile.codegen.loops import render_nest
 from egcompile.codegen.moments import one_pass
-from egcompile.codegen.nest import Nest, choose_nest, holds_rows
+from egcompile.codegen.nest import Nest, choose_nest, holds_rows, twice
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
@@ -143,19 +143,25 @@ class _Division:
             stored[p.node] = self.temporary(f"{p.node.op.name}_partials", (nest.parts, *p.node.shape), p.node)
         self.steps.append(render_nest(name, nest, stored))
         leaves, sums = {}, {}
+        again = {n: twice(n) for n in nest.kernel.body.nodes}
         for p in nest.partials:
             partial, buffer = stored[p.node]
-            leaf = input_op(name=partial, shape=buffer.type.shape, dtype=p.node.dtype)
-            leaves[p.node] = leaf
-            op = REGISTRY["sum" if p.node.op.name == "mean" else p.node.op.name]
-            total = reshape_to(op(leaf, dims=(0,)), p.node.shape)
-            if p.node.op.name == "mean":
-                count = p.node.inputs[0].tensor.numel // p.node.tensor.numel
-                total = div(total, constant(count, total))
-            sums[p.node] = total
+            leaves[p.node] = input_op(name=partial, shape=buffer.type.shape, dtype=p.node.dtype)
+            for node in (p.node, *(n for n, first in again.items() if first is p.node)):
+                sums[node] = _of_partials(node, p.node, leaves[p.node])
         outputs = [nest.kernel.body.output_names.index(w.name) for w in nest.after]
         kernel = _restrict(nest.kernel, outputs)
         self.divide(_with_leaves(kernel, sums, leaves, [b for _, b in stored.values()]), "finalize")
+
+
+def _of_partials(node: Node, first: Node, leaf: Node) -> Node:
+    """The reduction `first`, or `node` which reduces it again, from partial results along a leading axis."""
+    dims = (0,) if node is first else (0, *(d + 1 for d in node.attr("dims")))
+    reduction = REGISTRY["sum" if node.op.name == "mean" else node.op.name]
+    total = reshape_to(reduction(leaf, dims=dims), node.shape)
+    if node.op.name != "mean":
+        return total
+    return div(total, constant(first.inputs[0].tensor.numel // node.tensor.numel, total))
 
 
 def _restrict(kernel: Kernel, outputs: Sequence[int]) -> Kernel:

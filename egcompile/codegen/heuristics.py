@@ -70,9 +70,14 @@ def flat_config(length: int, numel: int, target: Target) -> Config:
 
 
 def transposing_config(rows: int, cols: int) -> Config:
-    """Pointwise work that reads along the rows and writes along the columns: square tiles, through
-    shared memory."""
-    return Config(min(64, pow2(rows)), min(64, pow2(cols)), 4, 1)
+    """Pointwise work that reads along the rows and writes along the columns: through shared memory."""
+    return Config(min(64, pow2(rows)), min(32, pow2(cols)), 4, 1)
+
+
+def stages(tile_bytes: float, programs: float, target: Target) -> int:
+    """How many tiles of a loop to have in flight: three, where as many programs of an SM as run at once can
+    hold them on chip."""
+    return 3 if 3 * tile_bytes * max(1.0, programs) <= 0.8 * target.shared_memory else 1
 
 
 def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
@@ -90,26 +95,50 @@ def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
 
 def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     """Tiles of a row nest; `sums` where sums over rows are accumulated beside it."""
-    width, limit = pow2(shape.cols), WHOLE_ROW // 4 if sums else WHOLE_ROW
+    width = pow2(shape.cols)
     if not shape.along_cols:
         rows = min(32, pow2(shape.rows))
         cols = width if width * rows <= 8192 else 8192 // rows
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
-    if width > limit:
+    if sums and width <= WHOLE_ROW // 4:
+        return _summed_rows_config(shape, width, target)
+    if width > WHOLE_ROW or (width > WHOLE_ROW // 2 and shape.words > 1):
         # Each phase reads the rows again: those in flight should fit the L2 together.
         resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
         warps = {1: 32, 2: 16, 3: 16, 4: 8}[resident]
         return Config(1, 512 * warps, warps, 1, resident * target.sms)
+    if width == WHOLE_ROW:
+        return Config(1, width, 32, stages(shape.row_bytes, 1, target), target.sms)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
-    if not sums:
-        return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
-    warps = max(1, min(16, rows * width // 512))
-    # As many programs as run at once: one more would be a second wave.
-    registers = 24 + shape.words * rows * width / (32 * warps)
-    resident = max(1, min(8, int(65536 / (32 * warps * min(registers, 255)))))
-    return Config(rows, width, warps, 1, resident * target.sms)
+    return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
+
+
+def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
+    """Rows held whole, with sums over them: few programs that load the next rows while they are at work.
+
+    As many programs as run at once: one more would be a second wave.
+    """
+    if width > 4096:
+        points, warps, resident = width, 16, 1
+    elif width > 1024:
+        points, warps, resident = 4096, 8 if width > 2048 else 4, 2
+    elif width > 512:
+        points, warps, resident = 2048, 4, 4
+    elif width > 64:
+        points, warps, resident = 2048, 1, 4
+    else:
+        points, warps, resident = 4096, 8, 2
+    rows = min(max(1, points // width), pow2(shape.rows))
+    while rows > 1 and shape.rows // rows < resident * target.sms:
+        rows //= 2
+    in_flight = stages(rows * width * shape.row_bytes / max(shape.cols, 1), resident, target)
+    if in_flight == 1:
+        warps = max(1, min(16, rows * width // 512))
+        registers = 24 + shape.words * rows * width / (32 * warps)
+        resident = max(1, min(8, int(65536 / (32 * warps * min(registers, 255)))))
+    return Config(rows, width, warps, in_flight, resident * target.sms)
 
 
 def columns_config(shape: Shape, target: Target) -> Config:
@@ -117,21 +146,22 @@ def columns_config(shape: Shape, target: Target) -> Config:
 
     Few rows, as in a finalize, are one program's for each piece of the columns, and few points one program's.
     """
-    if shape.along_cols and shape.rows <= 2048:
+    if shape.along_cols and shape.rows <= 2048 and shape.rows * shape.cols <= 2**21:
         cols = min(256, max(8, pow2(shape.cols // target.sms)), pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))
         return Config(rows, cols, max(1, min(8, rows * cols // 256)), 1, 1)
     if shape.rows * shape.cols <= 2**15:
         return Config(min(8192, pow2(shape.rows)), 1, 16, 1, 1)
     if shape.along_cols:
-        cols = min(128, pow2(shape.cols))
+        cols = min(256, pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))
     else:
         rows = min(2048, pow2(shape.rows))
         cols = min(max(1, 2048 // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
     parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
-    return Config(rows, cols, max(1, min(8, rows * cols // 512)), 3, parts)
+    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 4, target)
+    return Config(rows, cols, max(1, min(8, rows * cols // 512)), in_flight, parts)
 
 
 def balanced(tiles: int, programs: int) -> int:

@@ -309,10 +309,18 @@ def _partials(root: Node, layout: Layout, walk: Walk) -> list[Partial] | None:
         if node.op.kind is not Kind.REDUCTION:
             pending.extend(node.inputs)
             continue
-        if (partial := _partial(node, layout, walk)) is None:
+        # a reduction of sums over rows, in what follows them
+        halved = twice(node)
+        if (partial := _partial(halved or node, layout, walk)) is None:
             return None
         found.append(partial)
     return found or None
+
+
+def twice(node: Node) -> Node | None:
+    """For a reduction of a reduction of the same kind: the first."""
+    again = node.op.kind is Kind.REDUCTION and node.inputs[0].op is node.op
+    return node.inputs[0] if again else None
 
 
 def _partial(node: Node, layout: Layout, walk: Walk) -> Partial | None:

@@ -15,6 +15,9 @@ from egcompile.ops.build import reshape_to
 from egcompile.ops.opdef import Kind
 from egcompile.schedule.kernel import Kernel
 
+SMALL = 2**20
+"""Elements that are in the L2 anyway, as those of a finalize: another launch would take longer."""
+
 
 def in_two(kernel: Kernel) -> dict[Node, Node]:
     """What to replace in the kernel's body: each reduction over strewn memory."""
@@ -30,6 +33,8 @@ def in_two(kernel: Kernel) -> dict[Node, Node]:
 def _halves(node: Node, kernel: Kernel) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
     """A shape of the operand, and its axes to reduce first and then; None where memory is not strewn."""
     operand, dims = node.inputs[0], node.attr("dims")
+    if operand.tensor.numel < SMALL:
+        return None
     factors = memory_factors(operand, kernel)
     kept = [s for i, axis in enumerate(factors) if i not in dims for n, s in axis if n > 1 and s]
     nearest = min(kept, default=0)

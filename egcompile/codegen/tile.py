@@ -167,7 +167,7 @@ class Tile:
     # ---- indices ----
 
     def of_tile(self, where: Index) -> Index:
-        """The same index, of the number of a tile what is one for all of it: `rows // 4096` in tiles of 32."""
+        """The same index, but of a tile's number what is one for all of it: `rows // 4096` in tiles of 32."""
         total = Index(())
         for atom, c in where.terms:
             part = Index(((atom, 1),))
