@@ -262,6 +262,10 @@ _CPU = torch.device("cpu")
 _NAMES_ONLY = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """What autograd puts around its saved values. Left in, they would make second derivatives zero."""
 
+_ONE_FORM = frozenset({torch.ops.aten.index_reduce.default, torch.ops.aten.scatter_reduce.two})
+"""Of all others, PyTorch computes a derivative that is to be differentiated again from what allows that: of
+`solve`, from its matrix and not from the factors. Here it would only look for zeros in the data."""
+
 _WITH_EVERY_COTANGENT = frozenset({torch.ops.aten.linalg_eig.default})
 """Ops whose derivative is not the sum of those for each result: eigenvectors are known up to a phase, and the
 part of a cotangent that turns it is dropped only if there is one of the eigenvalues too."""
@@ -348,7 +352,7 @@ def trace_gradients(
             [xs[i] for i in operands],
             weights,
             allow_unused=True,
-            create_graph=True,  # PyTorch then computes it of what can be differentiated again
+            create_graph=overload not in _ONE_FORM,
         )
         flows.extend(i for i, g in zip(operands, found, strict=True) if g is not None)
         return *ys, *(g for g in found if g is not None)
