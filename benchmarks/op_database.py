@@ -1,19 +1,24 @@
 """PyTorch's own samples of every differentiable op, compiled against eager in fp64 on a CPU.
 
-    python -m benchmarks.op_database                       all of them: about an hour
+    python -m benchmarks.op_database                       all of them: about twenty minutes
+    python -m benchmarks.op_database --twice               and their second derivatives: twice that
     python -m benchmarks.op_database --seconds 240         as many as fit, always in the same order
     python -m benchmarks.op_database --only cumsum -v
 
-An op is *native* if rules know all that its samples trace to, *opaque* if ATen runs and differentiates some
-of it, *refused* if a sample raises one of egcompile's own errors, and *wrong* if a value or a gradient
-differs from eager's, or anything else is raised. Needs `expecttest`, as PyTorch's tests do.
+Each sample goes through torch.compile, values, gradients and arguments changed in place are compared, and an
+op is what its worst sample is: *native* if rules know all that it traces to, *opaque* if ATen runs and
+differentiates some of it, *eager* if Dynamo, the tracer, breaks the graph at it so that nothing is left to
+compile, *refused* if one of egcompile's own errors is raised, and *wrong* if anything differs from eager, or
+anything else is raised. Needs `expecttest`, as PyTorch's tests do.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
+import logging
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -21,7 +26,7 @@ import signal
 import time
 import warnings
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,14 +34,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils import _pytree as pytree
 
-import egcompile
 from benchmarks.environment import versions
+from egcompile.backend import backend
 from egcompile.errors import EgcompileError
+from egcompile.ir import Graph
 
 RESULTS = Path(__file__).parent / "results"
-KINDS = ("native", "opaque", "refused", "wrong")
+KINDS = ("native", "opaque", "eager", "refused", "wrong")
 SAMPLES = 2
 """Samples of each op: the first, and others at equal distance."""
 
@@ -46,6 +53,15 @@ PATIENCE = 60
 TOLERANCE = 1e-9
 INEXACT = {"nn_functional_hardsigmoid": 1e-7}
 """Ops that ATen itself has with less: its hardsigmoid's derivative is 1/6 in fp32, whatever the dtype."""
+
+REASONS = {
+    "dtype torch.complex": "complex numbers",
+    "the layout torch.sparse": "sparse tensors",
+    "depends on data": "what depends on data",
+    "depends on the data": "what depends on data",
+    "has no derivative": "a derivative that cannot be traced",
+}
+"""What a refusal comes to, by what its message holds."""
 
 
 @dataclass
@@ -64,6 +80,12 @@ class Outcome:
         if text and text not in self.notes:
             self.notes.append(text)
 
+    @property
+    def reason(self) -> str:
+        """What it was refused for: one of `REASONS`, or else what the error says."""
+        notes = " ".join(self.notes)
+        return next((reason for text, reason in REASONS.items() if text in notes), notes)
+
 
 def infos() -> list[Any]:
     """The differentiable ops, in an order that is the same everywhere and mixes their kinds."""
@@ -74,7 +96,11 @@ def infos() -> list[Any]:
 
 
 def check_all(
-    names: Sequence[str], samples: int = SAMPLES, seconds: float = math.inf, jobs: int = 1
+    names: Sequence[str],
+    samples: int = SAMPLES,
+    twice: bool = False,
+    seconds: float = math.inf,
+    jobs: int = 1,
 ) -> Iterator[Outcome]:
     """Outcomes as they come, from processes beside this one; no op is started after `seconds`.
 
@@ -86,7 +112,7 @@ def check_all(
     def give(worker: Any) -> None:
         if waiting and time.perf_counter() - start < seconds:
             running[worker] = waiting.pop()
-            worker.send((running[worker], samples))
+            worker.send((running[worker], samples, twice))
         else:
             worker.close()
 
@@ -113,14 +139,15 @@ def _worker() -> Any:
 
 
 def _work(pipe: Any) -> None:
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # Dynamo tells of every graph it breaks
     by_name = {info.formatted_name: info for info in infos()}
     with contextlib.suppress(EOFError):
         while True:
-            name, samples = pipe.recv()
-            pipe.send(check(by_name[name], samples))
+            name, samples, twice = pipe.recv()
+            pipe.send(check(by_name[name], samples, twice))
 
 
-def check(info: Any, count: int = SAMPLES) -> Outcome:
+def check(info: Any, count: int = SAMPLES, twice: bool = False) -> Outcome:
     """Runs samples of an op; never raises for what the op or egcompile does."""
     outcome, start = Outcome(info.formatted_name), time.perf_counter()
     torch.manual_seed(0)
@@ -131,48 +158,50 @@ def check(info: Any, count: int = SAMPLES) -> Outcome:
             outcome.samples += 1
             try:
                 with _patience():
-                    _check_sample(info, sample, outcome)
-            except EgcompileError as error:
-                outcome.note("refused", _line(error))
+                    _check_sample(info, sample, twice and info.supports_gradgrad, outcome)
             except Exception as error:
-                outcome.note("wrong", _line(error))
+                cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+                outcome.note("refused" if isinstance(cause, EgcompileError) else "wrong", _line(cause))
     outcome.seconds = round(time.perf_counter() - start, 2)
     return outcome
 
 
-def _check_sample(info: Any, sample: Any, outcome: Outcome) -> None:
+def _check_sample(info: Any, sample: Any, twice: bool, outcome: Outcome) -> None:
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
-    def function(*tensors: Tensor) -> list[Tensor]:
-        values = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            values[place] = tensor
-        first, args, kwargs = pytree.tree_unflatten(values, spec)
-        result = sample.output_process_fn_grad(info.op(first, *args, **kwargs))
-        return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+    def whole(op: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+        def function(*tensors: Tensor) -> list[Tensor]:
+            values = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                values[place] = tensor
+            first, args, kwargs = pytree.tree_unflatten(values, spec)
+            result = sample.output_process_fn_grad(op(first, *args, **kwargs))
+            return [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+
+        return function
 
     try:
-        expected, again = (_gradients(function, leaves, places, seed) for seed in (1, 2))
+        expected, again = (_results(whole(info.op), leaves, places, twice, seed) for seed in (1, 2))
     except Exception as error:
         outcome.notes.append(f"eager: {_line(error)}")
         return
-    inputs = _fresh(leaves, places)
-    traced = egcompile.trace(function, tuple(inputs))
-    plan = egcompile.optimize(traced, "cpu")
-
-    def compiled(*tensors: Tensor) -> list[Tensor]:
-        return traced.restore(plan.run(plan.accept(traced.inputs(tensors))))
-
-    for node in traced.graph.nodes:
+    compiled, graphs = _compiled(info.op)
+    found = _results(whole(compiled), leaves, places, twice, 1)
+    if not graphs:
+        outcome.note("eager", "")
+    nodes = [node for graph in graphs for node in graph.nodes]
+    for node in nodes:
         if node.op.derivative is not None:
             outcome.note("opaque", "")
             if node.op.name not in outcome.opaque:
                 outcome.opaque.append(node.op.name)
-    found = _gradients(compiled, leaves, places, 1)
-    chance = any(node.op.random for node in traced.graph.nodes)
+    chance = any(node.op.random for node in nodes)
     chance |= any(not _same(a, b) for a, b in zip(expected, again, strict=True))
+    wanting = [i for i in places if leaves[i].requires_grad]
     for i, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if theirs is None and twice and i >= len(expected) - len(wanting):
+            continue  # PyTorch does not differentiate this gradient again
         if mine is None or theirs is None:
             given = mine if mine is not None else theirs
             if given is not None and bool((given != 0).any()):
@@ -184,29 +213,59 @@ def _check_sample(info: Any, sample: Any, outcome: Outcome) -> None:
             outcome.note("wrong", f"result {i} of {len(found)} differs: {_difference(mine, theirs)}")
 
 
+def _compiled(op: Callable[..., Any]) -> tuple[Callable[..., Any], list[Graph]]:
+    """`egcompile.compile(op)`, and a list of the graphs that it compiles as it runs."""
+    graphs: list[Graph] = []
+
+    def recording(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        call: Any = backend(gm, inputs)
+        graphs.append(call.plan.graph)
+        return call
+
+    torch._dynamo.reset()
+    return torch.compile(lambda *a, **k: op(*a, **k), backend=recording, dynamic=False), graphs
+
+
 def _fresh(leaves: Sequence[Any], places: Sequence[int]) -> list[Tensor]:
     return [leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in places]
 
 
-def _gradients(
-    function: Callable[..., list[Tensor]], leaves: Sequence[Any], places: Sequence[int], seed: int
+def _results(
+    function: Callable[..., list[Tensor]],
+    leaves: Sequence[Any],
+    places: Sequence[int],
+    twice: bool,
+    seed: int,
 ) -> list[Tensor | None]:
-    """The outputs, then the gradient of each input that wants one."""
+    """The outputs, the inputs as they are after the call, the gradients of those that want one, and if
+    asked the gradients of these."""
     inputs = _fresh(leaves, places)
     torch.manual_seed(seed)
     outputs = function(*inputs)
+    results: list[Tensor | None] = [y.detach().clone() for y in outputs]
+    results += [x.detach().clone() for x in inputs]
+    wanting = [x for x in inputs if x.requires_grad]
+    roots: Sequence[Tensor | None] = outputs
+    for order in range(1 + twice):
+        roots = _gradients(roots, wanting, create_graph=order < twice)
+        results += [None if g is None else g.detach() for g in roots]
+    return results
+
+
+def _gradients(
+    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], create_graph: bool
+) -> Sequence[Tensor | None]:
+    """Of a random weighting of the outputs, always the same."""
     generator = torch.Generator().manual_seed(0)
     pairs = [
         (y, torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype))
         for y in outputs
-        if y.requires_grad
+        if y is not None and y.requires_grad
     ]
-    wanting = [x for x in inputs if x.requires_grad]
-    gradients: tuple[Tensor | None, ...] = (None,) * len(wanting)
-    if pairs and wanting:
-        roots, cotangents = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(roots, wanting, cotangents, allow_unused=True)
-    return [*(y.detach() for y in outputs), *gradients]
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    roots, cotangents = zip(*pairs, strict=True)
+    return torch.autograd.grad(roots, inputs, cotangents, allow_unused=True, create_graph=create_graph)
 
 
 def _same(a: Tensor | None, b: Tensor | None, tolerance: float = TOLERANCE) -> bool:
@@ -246,31 +305,63 @@ def _patience() -> Iterator[None]:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(outcome.kind for outcome in outcomes)
-    return f"{len(outcomes)} ops: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    lines = [f"{len(outcomes)} ops: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)]
+    for reason, names in refusals(outcomes).items():
+        lines.append(f"refused for {reason}: {', '.join(names)}")
+    return "\n".join(lines)
+
+
+def refusals(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
+    """The ops that are refused, by reason, the most frequent first."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.kind == "refused":
+            found[outcome.reason].append(outcome.op)
+    return {reason: sorted(names) for reason, names in sorted(found.items(), key=lambda f: -len(f[1]))}
+
+
+def result(outcomes: Sequence[Outcome], samples: int, twice: bool) -> dict[str, Any]:
+    """What `benchmarks.report` makes its table of."""
+    outcomes = sorted(outcomes, key=lambda outcome: outcome.op)
+    about = {"kind": "op_database", "model": "op_database", "size": "full", "dtype": "f64", "device": "cpu"}
+    return {
+        **about,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "samples": samples,
+        "orders": 1 + twice,
+        "counts": {kind: sum(outcome.kind == kind for outcome in outcomes) for kind in KINDS},
+        "refused": refusals(outcomes),
+        "ops": [asdict(outcome) for outcome in outcomes],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no op after that time")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="", help="ops whose name holds this")
+    parser.add_argument("--only", default="", help="ops whose name holds this; writes no result")
     parser.add_argument("--part", default="0/1", help="every n-th op from the k-th on, as k/n")
     parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--twice", action="store_true", help="second derivatives too")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line an op")
     parser.add_argument("--output", type=Path, default=RESULTS / "op_database.json")
     options = parser.parse_args()
     first, step = map(int, options.part.split("/"))
     chosen = [i.formatted_name for i in infos()[first::step] if options.only in i.formatted_name]
     outcomes: list[Outcome] = []
-    for last in check_all(chosen, options.samples, options.seconds, options.jobs):
+    for last in check_all(chosen, options.samples, options.twice, options.seconds, options.jobs):
         outcomes.append(last)
         if options.verbose or last.kind == "wrong":
             print(f"{last.kind:8} {last.op:50} {', '.join(last.opaque)} {'; '.join(last.notes)}", flush=True)
+    print(
+        f"{options.samples} samples of each op, at most; of {'two orders' if options.twice else 'one order'}"
+    )
     print(summary(outcomes))
     if not options.only:
         options.output.parent.mkdir(exist_ok=True)
-        result = {"versions": versions(), "ops": [asdict(o) for o in sorted(outcomes, key=lambda o: o.op)]}
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        found = [result(outcomes, options.samples, options.twice)]
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from egcompile.ir.types import TensorType
 from egcompile.language.encode import application, attr_literals, literal
 from egcompile.language.render import vjp_constructor, vjp_declaration, vjp_ops, vjp_rules
 from egcompile.language.session import RULESET, Contents, Session
+from egcompile.ops.complex import add_complex
 from egcompile.ops.core import input
 from egcompile.ops.movement import expand
 from egcompile.ops.pointwise import add, stop_gradient
@@ -140,7 +141,7 @@ class _Backward:
         self.placeholders: dict[Node, str] = {}  # and the terms that they stand for
         self.spliced: dict[Node, frozenset[str]] = {}  # nodes of opaque derivatives, and their origins
         rows = list(dict.fromkeys(self.rows.values()))
-        ops = {add}.union(*map(vjp_ops, rows))
+        ops = {add, add_complex}.union(*map(vjp_ops, rows))
         self.session = Session(sorted(ops, key=lambda op: op.name))
         self.session.execute([vjp_declaration(row) for row in rows])
         self.session.execute([text for row in rows for text in vjp_rules(row, RULESET)])
@@ -185,8 +186,9 @@ class _Backward:
     def _sum(self, node: Node, terms: Sequence[str]) -> str:
         """The sum of a value's cotangents, in the order in which the forward uses the value."""
         total = terms[0]
+        op = add_complex if node.tensor.dtype.is_complex else add
         for term in terms[1:]:
-            total = self._put(application(add, (total, term), ()), node.tensor, node, "sum")
+            total = self._put(application(op, (total, term), ()), node.tensor, node, "sum")
         return total
 
     def _operands(self, node: Node, row: Vjp) -> Iterable[tuple[int, str]]:

@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable, Sequence
 from egcompile.errors import NoGradientRule
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node
-from egcompile.ir.types import TensorType
+from egcompile.ir.types import TensorType, is_differentiable
 from egcompile.ops.core import input
 from egcompile.ops.opdef import Kind
 from egcompile.rules import VJPS, Vjp
 
 
 def carries_gradient(node: Node) -> bool:
-    """Whether any output of a node is of a floating type."""
+    """Whether any output of a node is of a type that has gradients."""
     types = (node.type,) if isinstance(node.type, TensorType) else node.type
-    return any(t.dtype.is_floating_point for t in types)
+    return any(is_differentiable(t.dtype) for t in types)
 
 
 def dependent(nodes: Iterable[Node], sources: Collection[Node]) -> set[Node]:

@@ -21,7 +21,7 @@ from egcompile.explain import explain
 from egcompile.ir.graph import Graph
 from egcompile.ir.joint import Joint
 from egcompile.ir.node import Node, topological
-from egcompile.ir.types import TensorType
+from egcompile.ir.types import TensorType, is_differentiable
 from egcompile.ir.verify import verify
 from egcompile.pipeline import Compiled, Mode, compile_graph, launches
 from egcompile.runtime.aten import has_strides, laid_out, overlaps
@@ -79,7 +79,7 @@ class Plan:
         self.memory_budget = memory_budget
         self.graphs = graphs and target.kind == "cuda"
         types = [node.tensor for node in graph.inputs]
-        self.needed: Mask = tuple(needed or (t.dtype.is_floating_point for t in types))
+        self.needed: Mask = tuple(needed or (is_differentiable(t.dtype) for t in types))
         strides = strides or [contiguous_strides(t.shape) for t in types]
         self.inputs = tuple(Buffer(t, s) for t, s in zip(types, strides, strict=True))
         self._volatile = frozenset(volatile)

@@ -120,3 +120,29 @@ def test_kernels_are_eager(name: str, training: bool) -> None:
     close(y.double(), expected, 1e-4)
     close([g.double() for g in found], list(torch.autograd.grad(expected, [z, *twin.parameters()], ct)), 1e-3)
     close([b.double() for b in module.buffers()], [b.double() for b in twin.buffers()], 1e-4)
+
+
+PENALIZED = ("batch 2d affine", "instance 2d affine", "group 2d 2", "layer", "rms")
+
+
+@pytest.mark.parametrize("name", PENALIZED)
+def test_a_gradient_penalty_is_the_limit_of_differences(name: str) -> None:
+    """`(|dD/dx| - 1)^2` of convolution, norm and activation: a gradient of it is one of the second order."""
+    norm, x = make(name, training=True)
+    torch.manual_seed(0)
+    channels = x.shape[1]
+    convolution = (nn.Conv1d if x.dim() == 3 else nn.Conv2d)(channels, channels, 1).double()
+    model = nn.Sequential(convolution, norm, nn.SiLU()).requires_grad_()
+    traced = egcompile.trace(model, (x,), opaque=False)
+    plan = egcompile.optimize(traced)
+
+    def penalty(x: Tensor, *state: Tensor) -> Tensor:
+        y: Tensor = traced.restore(plan.run([*state, x]))
+        (gradient,) = torch.autograd.grad((y * weights).sum(), x, create_graph=True)
+        result: Tensor = (gradient.square().sum().sqrt() - 1).square()
+        return result
+
+    weights = torch.randn_like(x)
+    assert not traced.mutated
+    inputs = [x, *(t.detach().requires_grad_() for t in traced.state)]
+    assert torch.autograd.gradcheck(penalty, inputs, fast_mode=True)

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 import egcompile
 from egcompile.errors import NoGradientRule, TraceError, TypeMismatch
 from egcompile.frontend.decompositions import DECOMPOSITIONS
-from egcompile.ir import TensorType
+from egcompile.ir import TensorType, is_differentiable
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -262,6 +262,14 @@ _CPU = torch.device("cpu")
 _NAMES_ONLY = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """What autograd puts around its saved values. Left in, they would make second derivatives zero."""
 
+_ONE_FORM = frozenset({torch.ops.aten.index_reduce.default, torch.ops.aten.scatter_reduce.two})
+"""Of all others, PyTorch computes a derivative that is to be differentiated again from what allows that: of
+`solve`, from its matrix and not from the factors. Here it would only look for zeros in the data."""
+
+_WITH_EVERY_COTANGENT = frozenset({torch.ops.aten.linalg_eig.default})
+"""Ops whose derivative is not the sum of those for each result: eigenvectors are known up to a phase, and the
+part of a cotangent that turns it is dropped only if there is one of the eigenvalues too."""
+
 
 def tensors_in(tree: Any) -> list[Any]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
@@ -288,7 +296,7 @@ def outputs_with_gradients(
     found: list[bool] = []
     with _fakes(types) as tensors, torch.enable_grad():
         for operand in tensors:
-            if not operand.dtype.is_floating_point:
+            if not is_differentiable(operand.dtype):
                 continue
             operand.requires_grad_()
             args, kwargs = assemble(tensors, _CPU)
@@ -333,11 +341,19 @@ def trace_gradients(
         args, kwargs = assemble(xs, _CPU)
         ys = tensors_in(overload(*args, **kwargs))
         cts = dict(zip(cotangents, values[len(types) + len(ys) :], strict=True))
+        if overload in _WITH_EVERY_COTANGENT:
+            cts = {i: cts.get(i, torch.zeros_like(y)) for i, y in enumerate(ys)}
         pairs = [(ys[i], ct) for i, ct in cts.items() if ys[i].requires_grad]
         if not pairs:
             return tuple(ys)
         roots, weights = zip(*pairs, strict=True)
-        found = torch.autograd.grad(roots, [xs[i] for i in operands], weights, allow_unused=True)
+        found = torch.autograd.grad(
+            roots,
+            [xs[i] for i in operands],
+            weights,
+            allow_unused=True,
+            create_graph=overload not in _ONE_FORM,
+        )
         flows.extend(i for i, g in zip(operands, found, strict=True) if g is not None)
         return *ys, *(g for g in found if g is not None)
 

@@ -71,7 +71,7 @@ def nodes_in(value: Any) -> list[Node]:
 
 def leaf_of(value: Tensor) -> Node | None:
     """The `full` or `iota` that has this value, if there is one."""
-    if value.dtype not in DTYPE_NAMES:
+    if value.dtype not in DTYPE_NAMES or value.is_complex():
         return None
     shape = tuple(value.shape)
     if (number := _uniform(value)) is not None:

@@ -45,4 +45,23 @@ def _instance_norm(
     return y.to(x.dtype)
 
 
-DECOMPOSITIONS: dict[Any, Any] = {aten.instance_norm.default: _instance_norm}
+def _slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """Of complex numbers, whose derivative ATen does not have, as of pairs of real ones."""
+    if not x.is_complex():
+        return NotImplemented
+    parts = [torch.view_as_real(value.resolve_conj()) for value in (x, source)]
+    return torch.view_as_complex(aten.slice_scatter(*parts, dim % x.ndim, start, end, step))
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Of complex numbers: the functional form has no derivative in ATen."""
+    return source.to(x.dtype).expand_as(x).clone() if x.is_complex() else NotImplemented
+
+
+DECOMPOSITIONS: dict[Any, Any] = {
+    aten.copy.default: _copy,
+    aten.instance_norm.default: _instance_norm,
+    aten.slice_scatter.default: _slice_scatter,
+}

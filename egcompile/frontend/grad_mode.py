@@ -16,6 +16,7 @@ from torch import fx
 from egcompile.errors import TraceError
 from egcompile.frontend._torch import GRAD_REGION, SET_GRAD_ENABLED, OpOverload, example, storage_key
 from egcompile.frontend.origins import origin_of
+from egcompile.ir import is_differentiable
 
 DETACH = torch.ops.aten.detach.default
 
@@ -199,7 +200,7 @@ def _is_tensor(node: Any) -> bool:
 def _is_float(node: fx.Node) -> bool:
     """Whether a gradient may flow through a value; a value of several tensors counts."""
     value = example(node)
-    return not isinstance(value, torch.Tensor) or value.is_floating_point()
+    return not isinstance(value, torch.Tensor) or is_differentiable(value.dtype)
 
 
 def _needs_gradient(node: fx.Node) -> bool:

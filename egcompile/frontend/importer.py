@@ -184,7 +184,9 @@ class _Importer:
         return self.known.simplify(result)
 
     def _native(self, node: fx.Node, target: OpOverload, arguments: Sequence[Any]) -> Any:
-        """What the table, or a value that depends on no input, makes of a call."""
+        """What the table, or a value that depends on no input, makes of a call; none of complex numbers."""
+        if any(x.is_complex() for x in tensors_in([*map(example, node.all_input_nodes), example(node)])):
+            return self._outside_the_table(node, target, arguments)
         if (row := RANDOM.get(node.target)) is not None:
             row = functools.partial(row, next(self.draws))
         elif (row := TABLE.get(node.target)) is None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from egcompile.errors import TypeMismatch, UnsupportedOp
 from egcompile.frontend import _torch
 from egcompile.frontend._torch import OpOverload
-from egcompile.ir import Node, TensorType, ValueType
+from egcompile.ir import Node, TensorType, ValueType, is_differentiable
 from egcompile.ops import Kind, OpDef, register, stop_gradient
 from egcompile.ops.opdef import Derivative
 
@@ -80,7 +80,7 @@ def _without_false_gradients(
     """Outputs that PyTorch gives no gradient, such as BatchNorm's new running mean, are detached."""
     flows = _flows(overload, text, tuple(operand.tensor for operand in operands))
     for i, output in enumerate(outputs):
-        constant = output.dtype.is_floating_point and not (i < len(flows) and flows[i])
+        constant = is_differentiable(output.dtype) and not (i < len(flows) and flows[i])
         yield stop_gradient(output) if constant else output
 
 
@@ -222,6 +222,7 @@ def _evaluate(overload: OpOverload) -> Callable[..., Any]:
     def evaluate(*tensors: Tensor, arguments: str, key: int = 0, device: torch.device | None = None) -> Any:
         if by_memory:  # a view, such as as_strided, which may read its operand as it lies in memory
             tensors = tuple(x.contiguous() for x in tensors)
+        tensors = tuple(x.resolve_conj() if x.is_complex() else x for x in tensors)
         where = tensors[0].device if tensors else device or _CPU
         args, kwargs = arguments_of(overload, arguments, tensors, where)
         results = [_own(value, tensors) for value in _torch.tensors_in(overload(*args, **kwargs))]
@@ -231,7 +232,9 @@ def _evaluate(overload: OpOverload) -> Callable[..., Any]:
 
 
 def _own(result: Tensor, operands: Sequence[Tensor]) -> Tensor:
-    """The result in memory of its own: ops that may give an operand back do not all say so."""
+    """The result in memory of its own, as it is written there: ops that may give an operand back do not all
+    say so, and `conj` and `imag` give one that is to be read otherwise."""
     memory = result.untyped_storage().data_ptr()
     shared = result._is_view() or any(memory == x.untyped_storage().data_ptr() for x in operands)
-    return result.clone() if shared else result
+    result = result.clone() if shared else result
+    return result.resolve_conj().resolve_neg()

@@ -2,7 +2,7 @@
 
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Attr, Node, topological
-from egcompile.ir.types import DTYPE_NAMES, DTYPES, TensorType, ValueType, accumulate_dtype
+from egcompile.ir.types import DTYPE_NAMES, DTYPES, TensorType, ValueType, accumulate_dtype, is_differentiable
 
 __all__ = [
     "DTYPES",
@@ -13,5 +13,6 @@ __all__ = [
     "TensorType",
     "ValueType",
     "accumulate_dtype",
+    "is_differentiable",
     "topological",
 ]

@@ -19,6 +19,8 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.int8: "i8",
     torch.uint8: "u8",
     torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
 }
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -63,6 +65,11 @@ class TensorType:
 
 ValueType = TensorType | tuple[TensorType, ...]
 """The type of a node: one tensor, or one a projection for a node of several outputs."""
+
+
+def is_differentiable(dtype: torch.dtype) -> bool:
+    """Whether values of this dtype may have gradients. Only opaque nodes compute with complex ones."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

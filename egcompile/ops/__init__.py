@@ -27,6 +27,7 @@ from egcompile.ops.channel_norm import (
     group_norm_sums,
     group_norm_terms,
 )
+from egcompile.ops.complex import add_complex
 from egcompile.ops.contraction import bmm, contract_rows, matmul
 from egcompile.ops.convolution import convolution, convolution_transpose, convolution_weight_grad
 from egcompile.ops.core import full, input, iota, out

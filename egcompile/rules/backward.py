@@ -19,6 +19,7 @@ from egcompile.ops import (
     TensorType,
     abs,
     add,
+    add_complex,
     add_layer_norm,
     add_rms_norm,
     amax,
@@ -88,6 +89,7 @@ Attrs = Mapping[str, Any]
 
 # ---- arithmetic ----
 vjp(add, lambda a, b, ct: (ct, ct))
+vjp(add_complex, lambda a, b, ct: (ct, ct))
 vjp(sub, lambda a, b, ct: (ct, neg(ct)))
 vjp(mul, lambda a, b, ct: (mul(ct, b), mul(ct, a)))
 vjp(div, lambda a, b, y, ct: (div(ct, b), neg(mul(ct, div(y, b)))))

@@ -50,6 +50,8 @@ CHECKED = frozenset(
 OTHERWISE_DIFFERENTIATED = frozenset(
     {
         aten._euclidean_dist.default,
+        aten.logaddexp.default,
+        aten.logaddexp2.default,
         aten.sinc.default,
         aten.special_entr.default,
         aten.special_log_ndtr.default,
