@@ -76,6 +76,7 @@ class Replayed:
     def __init__(self, calls: Sequence[Callable[[], Any]], stream: torch.cuda.Stream | None = None) -> None:
         self.stream = stream or torch.cuda.Stream()
         self.graph = torch.cuda.CUDAGraph()
+        self.calls = calls  # the graph reads their tensors
         self.count = len(calls)
         with torch.cuda.stream(self.stream):
             for call in calls:

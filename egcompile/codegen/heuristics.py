@@ -47,6 +47,7 @@ class Shape:
     row_bytes     that are read of a row
     words         32-bit registers that a point takes: what is read, and sums over rows
     along_cols    whether memory is contiguous along the columns, else along the rows
+    peaks         whether a row's largest element is sought, to which its exponentials are relative
     """
 
     rows: int
@@ -54,6 +55,7 @@ class Shape:
     row_bytes: int
     along_cols: bool
     words: float = 0.0
+    peaks: bool = False
 
 
 def pow2(n: int) -> int:
@@ -74,10 +76,10 @@ def transposing_config(rows: int, cols: int) -> Config:
     return Config(min(64, pow2(rows)), min(32, pow2(cols)), 4, 1)
 
 
-def stages(tile_bytes: float, programs: float, target: Target) -> int:
-    """How many tiles of a loop to have in flight: three, where as many programs of an SM as run at once can
-    hold them on chip."""
-    return 3 if 3 * tile_bytes * max(1.0, programs) <= 0.8 * target.shared_memory else 1
+def stages(tile_bytes: float, programs: float, most: int, target: Target) -> int:
+    """How many tiles of a loop to have in flight: what the programs of an SM can hold on chip together."""
+    room = (target.shared_memory - 2**14) / (max(1.0, tile_bytes) * max(1.0, programs))
+    return min(most, int(room)) if room >= 2 else 1
 
 
 def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
@@ -102,13 +104,15 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
     if sums and width <= WHOLE_ROW // 4:
         return _summed_rows_config(shape, width, target)
-    if width > WHOLE_ROW or (width > WHOLE_ROW // 2 and shape.words > 1):
+    if width == WHOLE_ROW and shape.peaks:
+        return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
+    if width == WHOLE_ROW:
+        return Config(1, width // 2, 32, 1, target.sms)
+    if width > WHOLE_ROW:
         # Each phase reads the rows again: those in flight should fit the L2 together.
         resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
         warps = {1: 32, 2: 16, 3: 16, 4: 8}[resident]
         return Config(1, 512 * warps, warps, 1, resident * target.sms)
-    if width == WHOLE_ROW:
-        return Config(1, width, 32, stages(shape.row_bytes, 1, target), target.sms)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
@@ -133,7 +137,7 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
     rows = min(max(1, points // width), pow2(shape.rows))
     while rows > 1 and shape.rows // rows < resident * target.sms:
         rows //= 2
-    in_flight = stages(rows * width * shape.row_bytes / max(shape.cols, 1), resident, target)
+    in_flight = stages(rows * width * shape.row_bytes / max(shape.cols, 1), resident, 3, target)
     if in_flight == 1:
         warps = max(1, min(16, rows * width // 512))
         registers = 24 + shape.words * rows * width / (32 * warps)
@@ -142,25 +146,27 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
 
 
 def columns_config(shape: Shape, target: Target) -> Config:
-    """Tiles of sums over rows: 4096 points, wide along memory; programs share the rows to fill the GPU.
+    """Tiles of sums over rows: 2048 points, wide along memory; programs share the rows to fill the GPU.
 
     Few rows, as in a finalize, are one program's for each piece of the columns, and few points one program's.
     """
-    if shape.along_cols and shape.rows <= 2048 and shape.rows * shape.cols <= 2**21:
+    if shape.along_cols and shape.rows <= 2048 and shape.rows * shape.cols <= 2**21 and shape.cols < 2**16:
         cols = min(256, max(8, pow2(shape.cols // target.sms)), pow2(shape.cols))
         rows = min(4096 // cols, pow2(shape.rows))
         return Config(rows, cols, max(1, min(8, rows * cols // 256)), 1, 1)
     if shape.rows * shape.cols <= 2**15:
         return Config(min(8192, pow2(shape.rows)), 1, 16, 1, 1)
+    if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
+        return Config(1, 512, 4, 1, 1)
     if shape.along_cols:
-        cols = min(256, pow2(shape.cols))
-        rows = min(4096 // cols, pow2(shape.rows))
+        cols = min(128, pow2(shape.cols))
+        rows = min(2048 // cols, pow2(shape.rows))
     else:
         rows = min(2048, pow2(shape.rows))
         cols = min(max(1, 2048 // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
-    parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
-    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 4, target)
+    parts = max(1, min(3 * target.sms // across, -(-shape.rows // (4 * rows))))
+    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 3, 4, target)
     return Config(rows, cols, max(1, min(8, rows * cols // 512)), in_flight, parts)
 
 

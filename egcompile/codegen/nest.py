@@ -246,7 +246,9 @@ def _classify(
     shared = sum(index_axes(index) == {layout.cols} for _, index in walk.loads)
     held = shared + len({p.node for _, _, found in sums for p in found if not p.total})
     row_bytes = layout.cols.size * bytes_read
-    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols, bytes_read / 4 + held)
+    peaks = any(n.op.name == "amax" for n in kernel.body.nodes)
+    words = bytes_read / 4 + held
+    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols, words, peaks)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.

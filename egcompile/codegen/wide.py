@@ -1,8 +1,7 @@
 """Rows wider than a tile: loops over column tiles, one for each level of reductions and one that writes.
 
 A softmax's largest element and its sum are one loop: the running sum is rescaled where the running largest
-grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). Each lane runs for itself,
-so that no tile waits for its lanes to agree; they are combined after the loop.
+grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax").
 """
 
 from __future__ import annotations
@@ -80,7 +79,9 @@ class Phases:
         sums = {online_pair(node): (node, index) for node, index in instances if online_pair(node)}
         online = {i: sums[i[0]] for i in instances if i[0] in sums}
         plain = [i for i in instances if i not in online and i not in online.values()]
-        accumulators = {i: self.reducer.accumulator(i[0], both, scope) for i in instances}
+        accumulators = {i: self.reducer.accumulator(i[0], both, scope) for i in (*online.values(), *plain)}
+        for top in online:
+            accumulators[top] = self.reducer.accumulator(top[0], frozenset({self.nest.rows}), scope)
         inner = self.open(scope)
         for top, total in online.items():
             self.online(top, accumulators[top], accumulators[total], inner)
@@ -88,12 +89,8 @@ class Phases:
             value = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
             self.reducer.update(node, accumulators[node, index], value, inner)
         self.close(scope, inner)
-        totals = {total: top for top, total in online.items()}
-        for node, index in sorted(instances, key=lambda i: i in totals):  # a sum after its largest
+        for node, index in instances:
             accumulator = accumulators[node, index]
-            if (node, index) in totals:
-                top = totals[node, index]
-                accumulator = self.relative(accumulator, accumulators[top], scope.memo[(*top, None)], scope)
             result = self.reducer.reduce(node, accumulator, self.nest.cols, masked=False)
             scope.memo[node, index, None] = result
         for top, total in online.items():
@@ -102,32 +99,22 @@ class Phases:
             )
 
     def online(self, top: Instance, largest: Value, total: Value, inner: Scope) -> None:
-        """The running largest element of each lane, and the sum of exponentials relative to it."""
+        """The running largest element of each row, and the sum of exponentials relative to it.
+
+        Relative to 0 while all that was seen is -inf, which adds nothing to the sum.
+        """
         node, index = top
         emit = self.reducer.emit
         x = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
-        new = emit(self.reducer.pair(node), largest, x, hint="new_largest", inline=False)
-        origin = self.origin(new)
+        tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
+        new = emit(self.reducer.pair(node), largest, tile_top, hint="new_largest", inline=False)
+        origin = emit('tl.where({0} == float("-inf"), 0.0, {0})', new, hint="origin", inline=False)
         # The accumulators change below: what reads them is written before, by name or in the same line.
         shift = emit("tl.exp({0} - {1})", x, origin, hint="shifted")
         name = total.template
         rescaled = f"{name} = {name} * tl.exp({{0}} - {{1}}) + {{2}}"
         inner.block.items.append(Line(rescaled, (largest, origin, shift)))
         inner.block.items.append(Line(f"{largest.template} = {{0}}", (new,)))
-
-    def origin(self, largest: Value) -> Value:
-        """What exponentials are relative to: the largest, or 0 where that is -inf, which adds nothing."""
-        text = 'tl.where({0} == float("-inf"), 0.0, {0})'
-        return self.reducer.emit(text, largest, hint="origin", inline=False)
-
-    def relative(self, total: Value, largest: Value, row: Value, scope: Scope) -> Value:
-        """The lanes' sums relative to the largest element of their row, no more to that of their own."""
-        bound, scope.axes = scope.axes, scope.axes | {self.nest.cols}  # the lanes outlive their loop
-        value = self.reducer.emit(
-            "{0} * tl.exp({1} - {2})", total, largest, self.origin(row), hint="total", inline=False
-        )
-        scope.axes = bound
-        return value
 
     def of_a_finite_row(self, largest: Value, total: Value) -> Value:
         """The sum, but NaN in a row of -inf alone, as `exp(-inf - -inf)` is."""
