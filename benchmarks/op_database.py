@@ -1,6 +1,6 @@
 """PyTorch's own samples of every differentiable op, compiled against eager in fp64 on a CPU.
 
-    python -m benchmarks.op_database                       all of them: about twenty minutes
+    python -m benchmarks.op_database                       all of them: about ten minutes
     python -m benchmarks.op_database --twice               and their second derivatives: twice that
     python -m benchmarks.op_database --seconds 240         as many as fit, always in the same order
     python -m benchmarks.op_database --only cumsum -v
@@ -55,11 +55,12 @@ INEXACT = {"nn_functional_hardsigmoid": 1e-7}
 """Ops that ATen itself has with less: its hardsigmoid's derivative is 1/6 in fp32, whatever the dtype."""
 
 REASONS = {
-    "dtype torch.complex": "complex numbers",
+    "dtype torch.complex32": "complex numbers of half precision",
     "the layout torch.sparse": "sparse tensors",
     "depends on data": "what depends on data",
     "depends on the data": "what depends on data",
     "has no derivative": "a derivative that cannot be traced",
+    "has no second derivative": "second derivatives through a random draw",
 }
 """What a refusal comes to, by what its message holds."""
 
@@ -89,8 +90,11 @@ class Outcome:
 
 def infos() -> list[Any]:
     """The differentiable ops, in an order that is the same everywhere and mixes their kinds."""
+    from torch.testing._internal import common_methods_invocations
     from torch.testing._internal.common_methods_invocations import op_db
 
+    # Random ops are wrapped to set a seed, where Dynamo would break the graph; `_results` sets one itself.
+    common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     found = [info for info in op_db if torch.float64 in info.dtypes and info.supports_autograd]
     return sorted(found, key=lambda info: zlib.crc32(info.formatted_name.encode()))
 

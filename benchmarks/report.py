@@ -4,7 +4,7 @@
     python -m benchmarks.report --check    only says whether they are up to date
 
 A table stands between `<!-- benchmarks:KIND -->` and `<!-- /benchmarks:KIND -->`, KIND one of speed, check,
-loss and coverage. Of equal measurements the newest counts.
+loss, coverage and op_database. Of equal measurements the newest counts.
 """
 
 from __future__ import annotations
@@ -154,11 +154,38 @@ def coverage(results: list[Result]) -> str:
     return _markdown(head, rows) if rows else ""
 
 
+def op_database(results: list[Result]) -> str:
+    """What became of PyTorch's own samples of each op, and which are not compiled."""
+    rows = []
+    for result in _of(results, "op_database"):
+        counts = result["counts"]
+        named = {
+            kind: [f"`{r['op']}`" for r in result["ops"] if r["kind"] == kind] for kind in ("eager", "wrong")
+        }
+        refused = "; ".join(
+            f"{reason}: {', '.join(f'`{name}`' for name in names)}"
+            for reason, names in result["refused"].items()
+        )
+        derivatives = (
+            "value, gradients and their gradients" if result["orders"] == 2 else "value and gradients"
+        )
+        rows += [
+            ["native", str(counts["native"]), "rules know all of it"],
+            ["opaque", str(counts["opaque"]), "ATen runs and differentiates some of it"],
+            ["eager", str(counts["eager"]), f"Dynamo leaves it to eager: {', '.join(named['eager'])}"],
+            ["refused", str(counts["refused"]), refused],
+            ["wrong", str(counts["wrong"]), ", ".join(named["wrong"])],
+            ["all", str(sum(counts.values())), f"{derivatives}; samples an op, at most: {result['samples']}"],
+        ]
+    return _markdown(["ops", "number", ""], rows) if rows else ""
+
+
 TABLES: dict[str, Callable[[list[Result]], str]] = {
     "speed": speed,
     "check": check,
     "loss": loss,
     "coverage": coverage,
+    "op_database": op_database,
 }
 
 

@@ -79,6 +79,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, i, s: x.index_reduce(0, i, s, "prod"),
         (real(4, 5), below(4, 3), real(3, 5)),
     ),
+    "embedding_bag": (
+        lambda w, i, o: F.embedding_bag(i, w, o, mode="sum").sin(),
+        (real(5, 3), below(5, 6), torch.tensor([0, 2])),
+    ),
     "copysign": (torch.copysign, (zeros_among(4, 5), real(4, 5))),
 }
 TWICE = (
@@ -134,7 +138,7 @@ def test_values_and_gradients_are_eagers(name: str) -> None:
     assert str(parse_graph(str(traced.graph))) == str(traced.graph)
 
 
-@pytest.mark.parametrize("name", ["cumsum", "gather", "max_pool2d"])
+@pytest.mark.parametrize("name", ["cumsum", "gather", "max_pool2d", "embedding_bag"])
 def test_through_compile(name: str) -> None:
     function, inputs = CASES[name]
     compiled = egcompile.compile(function, fullgraph=True)

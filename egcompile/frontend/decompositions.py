@@ -60,7 +60,13 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(x.dtype).expand_as(x).clone() if x.is_complex() else NotImplemented
 
 
+def _embedding_bag(*args: Any) -> Any:
+    """The form that has a derivative. ATen chooses by whether the weight requires a gradient in the trace."""
+    return aten._embedding_bag.default(*args)
+
+
 DECOMPOSITIONS: dict[Any, Any] = {
+    aten._embedding_bag_forward_only.default: _embedding_bag,
     aten.copy.default: _copy,
     aten.instance_norm.default: _instance_norm,
     aten.slice_scatter.default: _slice_scatter,
