@@ -47,6 +47,7 @@ class Shape:
     row_bytes     that are read of a row
     words         32-bit registers that a point takes: what is read, and sums over rows
     along_cols    whether memory is contiguous along the columns, else along the rows
+    passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     """
 
@@ -55,6 +56,7 @@ class Shape:
     row_bytes: int
     along_cols: bool
     words: float = 0.0
+    passes: int = 2
     peaks: bool = False
 
 
@@ -104,10 +106,12 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
     if sums and width <= WHOLE_ROW // 4:
         return _summed_rows_config(shape, width, target)
-    if width == WHOLE_ROW and shape.peaks:
+    if width == WHOLE_ROW and shape.peaks and shape.passes > 1:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
+    if width >= WHOLE_ROW and shape.passes == 1:
+        return Config(1, 4096, 4 if shape.peaks else 8, 1)
     if width == WHOLE_ROW:
-        return Config(1, width // 2, 32, 1, target.sms)
+        return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
         # Each phase reads the rows again: those in flight should fit the L2 together.
         resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
@@ -159,15 +163,15 @@ def columns_config(shape: Shape, target: Target) -> Config:
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
     if shape.along_cols:
-        cols = min(128, pow2(shape.cols))
+        cols = min(256, pow2(shape.cols))
         rows = min(2048 // cols, pow2(shape.rows))
     else:
         rows = min(2048, pow2(shape.rows))
         cols = min(max(1, 2048 // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
-    parts = max(1, min(3 * target.sms // across, -(-shape.rows // (4 * rows))))
-    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 3, 4, target)
-    return Config(rows, cols, max(1, min(8, rows * cols // 512)), in_flight, parts)
+    parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
+    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 4, 3, target)
+    return Config(rows, cols, max(1, min(8, rows * cols // 256)), in_flight, parts)
 
 
 def balanced(tiles: int, programs: int) -> int:

@@ -248,7 +248,9 @@ def _classify(
     row_bytes = layout.cols.size * bytes_read
     peaks = any(n.op.name == "amax" for n in kernel.body.nodes)
     words = bytes_read / 4 + held
-    shape = Shape(layout.rows.size, layout.cols.size, row_bytes, layout.along_cols, words, peaks)
+    passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
+    size = layout.rows.size, layout.cols.size
+    shape = Shape(*size, row_bytes, layout.along_cols, words, passes, peaks)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.

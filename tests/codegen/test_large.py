@@ -100,7 +100,7 @@ def _kernels(log: int) -> dict[str, Kernel]:
             lambda x, m, r, ct: batch_norm_sums(x, m, r, ct, x.dtype),
             *(nchw, c32, c32, nchw),
         ),
-        "group moments": (lambda x: group_moments(x, 16), nchw),
+        "group moments": (lambda x: group_moments(x, 16, 1e-5), nchw),
         "per group": (
             lambda x, m: mul(x, broadcast_to(reshape(m, (n >> 16, 16, 1)), x.shape)),
             *(f(n >> 16, 16, 4096), f(n >> 16, 16)),
