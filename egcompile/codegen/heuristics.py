@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from egcompile.target import Target
 
 WHOLE_ROW = 32768
-"""The widest row that a program holds in registers; with sums over rows beside it, a quarter of that."""
+"""The widest row that a program holds in registers; with sums over rows beside it, half of that."""
 
 L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
@@ -104,7 +104,7 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         rows = min(32, pow2(shape.rows))
         cols = width if width * rows <= 8192 else 8192 // rows
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
-    if sums and width <= WHOLE_ROW // 4:
+    if sums and width <= WHOLE_ROW // 2:
         return _summed_rows_config(shape, width, target)
     if width == WHOLE_ROW and shape.peaks and shape.passes > 1:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
