@@ -202,7 +202,8 @@ def main(arguments: list[str] | None = None) -> None:
         shares = [(options.works, variants, slice(i, None, options.jobs)) for i in range(options.jobs)]
         with context.Pool(options.jobs) as pool:
             pool.starmap(warm, shares, chunksize=1)
-    about = {"kind": "kernels", "versions": versions()}
+    about = {"kind": "kernels", "model": "memory-bound", "size": "full", "dtype": "bf16", "device": "cuda"}
+    about |= {"versions": versions()}
     about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     found: list[Result] = []
     for work in chosen(options.works):
@@ -210,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
         found += results
         print("\n".join(map(line, results)), flush=True)
         if options.json:
-            options.json.write_text(json.dumps(about | {"results": found}, indent=1) + "\n")
+            options.json.write_text(json.dumps([about | {"results": found}], indent=1) + "\n")
         torch.cuda.empty_cache()
 
 

@@ -180,11 +180,30 @@ def op_database(results: list[Result]) -> str:
     return _markdown(["ops", "number", ""], rows) if rows else ""
 
 
+def kernels(results: list[Result]) -> str:
+    """Microseconds of memory-bound work, forward and backward, and the share of a copy's speed."""
+    rows = []
+    for result in _of(results, "kernels"):
+        for row in result["results"]:
+            variants = row["variants"]
+            ours, copy = variants.get("egcompile", {}), variants["copy"]
+            peers = {v: r["us"] for v, r in variants.items() if v not in ("egcompile", "copy") and "us" in r}
+            best = min(peers, key=lambda v: peers[v], default="")
+            cells = [row["work"], row["direction"], f"{row['bytes'] / 1e6:.0f}", f"{copy['us']:.1f}"]
+            cells += [f"{ours['us']:.1f}", f"{ours['share']:.2f}"] if "us" in ours else ["failed", ""]
+            cells += [f"{peers[v]:.1f}" if v in peers else "" for v in ("eager", "torch.compile", "liger")]
+            cells += [f"{peers[best] / ours['us']:.2f}x" if best and "us" in ours else ""]
+            rows.append(cells)
+    head = ["work", "", "floor, MB", "copy of as much, us", "egcompile", "share of the copy"]
+    return _markdown([*head, "eager", "torch.compile", "Liger", "over the best peer"], rows) if rows else ""
+
+
 TABLES: dict[str, Callable[[list[Result]], str]] = {
     "speed": speed,
     "check": check,
     "loss": loss,
     "coverage": coverage,
+    "kernels": kernels,
     "op_database": op_database,
 }
 
