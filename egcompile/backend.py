@@ -24,6 +24,10 @@ from egcompile.plan import Plan
 from egcompile.runtime.aten import laid_out
 from egcompile.target import Target
 
+GRAPHED = ("reduce-overhead", "max-autotune")
+TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
+"""Modes, by torch.compile's names, whose plans are replayed from CUDA graphs, and whose tiles are timed."""
+
 PLANS = 64
 """Plans that a captured graph with open sizes keeps; the least recently used goes first."""
 
@@ -37,8 +41,9 @@ def backend(
 ) -> Callable[..., Any]:
     """`torch.compile(model, backend="egcompile", mode=..., options={...})`.
 
-    `mode` "default" proves the cheapest plan; "reduce-overhead" also replays it from CUDA graphs on a GPU;
-    "greedy" and "unfused" are other ways to choose a plan, to compare with. `options` may hold `target`, by
+    `mode` "default" proves the cheapest plan; "reduce-overhead" also replays it from CUDA graphs on a GPU,
+    "max-autotune-no-cudagraphs" times tiles of its kernels there, and "max-autotune" does both; "greedy" and
+    "unfused" are other ways to choose a plan, to compare with. `options` may hold `target`, by
     default the device of the inputs; `memory_budget`, how much the forward may save, from 0 to 1, its
     default (`egcompile.optimize`); and `opaque`: False has ATen ops that no rule knows raise
     UnsupportedOp, instead of being run and differentiated by PyTorch. Raises ValueError for other modes or
@@ -50,11 +55,11 @@ def backend(
     if unknown := set(options) - {"target", "opaque", "memory_budget"}:
         raise ValueError(f"no option {', '.join(unknown)}; there are target, opaque and memory_budget")
     budget = budget_of(options.get("memory_budget", 1.0))
-    graphs = mode == "reduce-overhead"
-    chosen = mode_of("exact" if graphs or mode in (None, "default") else str(mode))
+    graphs, tune = mode in GRAPHED, mode in TUNED
+    chosen = mode_of("exact" if graphs or tune or mode in (None, "default") else str(mode))
     capture = Capture.of(gm)
     opaque = options.get("opaque", True)
-    compiler = _Compiler(capture, chosen, options.get("target"), opaque, budget, graphs)
+    compiler = _Compiler(capture, chosen, options.get("target"), opaque, budget, graphs, tune)
     if not capture.numbers and not any(map(_is_symbolic, example_inputs)):
         return compiler.specialize(example_inputs)
     return _Specializing(compiler)
@@ -75,6 +80,7 @@ class _Compiler:
     opaque: bool
     memory_budget: float
     graphs: bool
+    tune: bool
 
     def specialize(self, args: Sequence[Any]) -> _Call:
         """A callable for arguments of these sizes and numbers; raises as `Capture.specialize` does."""
@@ -91,6 +97,7 @@ class _Compiler:
             volatile=[imported.input_indices.index(i) for i, _ in imported.mutated],
             memory_budget=self.memory_budget,
             graphs=self.graphs,
+            tune=self.tune,
         )
         return _Call(imported, plan)
 

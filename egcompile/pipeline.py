@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
-from egcompile.codegen import KernelSource, generate
+from egcompile.codegen import Config, KernelSource, generate
 from egcompile.config import checking, logger
 from egcompile.derive import derive
 from egcompile.extract import Extraction, extract
@@ -76,11 +76,12 @@ def compile_graph(
     cotangents: Sequence[bool],
     strides: Mapping[str, tuple[int, ...]],
     memory_budget: float = 1.0,
+    choose: Callable[[Kernel], Config | None] | None = None,
 ) -> Compiled:
     """Compiles `graph` for gradients of the inputs `needed`, from cotangents of the outputs `cotangents`.
 
-    `strides` has those of the inputs that are not row-major, by name; `memory_budget` is `partition`'s.
-    Raises NoGradientRule and ExtractionError.
+    `strides` has those of the inputs that are not row-major, by name; `memory_budget` is `partition`'s;
+    `choose` gives kernels other tiles than the heuristics do. Raises NoGradientRule and ExtractionError.
     """
     seconds: dict[str, float] = {}
 
@@ -101,7 +102,8 @@ def compile_graph(
     scheduled = timed("schedule", lambda: schedule(extraction, target, parts))
     texts: tuple[KernelSource, ...] = ()
     if target.kind != "cpu":
-        texts = timed("codegen", lambda: tuple(generate(k, target) for k in launches(scheduled)))
+        configs = {k: choose(k) if choose else None for k in launches(scheduled)}
+        texts = timed("codegen", lambda: tuple(generate(k, target, c) for k, c in configs.items()))
     source = timed("render", lambda: render(scheduled, texts, target))
     logger("rules").debug("%s", report)
     logger("kernels").debug("%s; %s", _summary(scheduled), extraction.stats)

@@ -30,6 +30,7 @@ from egcompile.runtime.graphs import graphed
 from egcompile.runtime.loader import load
 from egcompile.schedule.kernel import Buffer, Launch, contiguous_strides
 from egcompile.target import Target
+from egcompile.tune import tuner_for
 
 Tensor = torch.Tensor
 
@@ -64,12 +65,13 @@ class Plan:
         volatile: Sequence[int] = (),
         memory_budget: float = 1.0,
         graphs: bool = False,
+        tune: bool = False,
     ) -> None:
         """`needed` has a flag an input (all floating ones if None), `strides` how each lies in memory.
 
         `volatile` are positions of inputs that the caller changes in place after a call, `memory_budget` is
         how much the forward may save: from 0, its inputs alone, to 1, all that makes the plan faster.
-        `graphs` has a GPU's launches replayed from CUDA graphs.
+        `graphs` has a GPU's launches replayed from CUDA graphs, `tune` has tiles timed on the GPU at hand.
         """
         self.graph = verify(graph)
         self._whole = with_draws_as_outputs(graph)
@@ -78,6 +80,7 @@ class Plan:
         self.mode = mode
         self.memory_budget = memory_budget
         self.graphs = graphs and target.kind == "cuda"
+        self.tune = tune and target.kind == "cuda"
         types = [node.tensor for node in graph.inputs]
         self.needed: Mask = tuple(needed or (is_differentiable(t.dtype) for t in types))
         strides = strides or [contiguous_strides(t.shape) for t in types]
@@ -141,8 +144,9 @@ class Plan:
             if key not in self._compiled:
                 strides = {n: b.strides for n, b in zip(self._names, self.inputs) if not b.is_contiguous}
                 wanted = (*key[1], *(False,) * self._draws)
+                choose = tuner_for(self.target) if self.tune else None
                 self._compiled[key] = compile_graph(
-                    self._whole, self.target, self.mode, needed, wanted, strides, self.memory_budget
+                    self._whole, self.target, self.mode, needed, wanted, strides, self.memory_budget, choose
                 )
             return self._compiled[key]
 
@@ -307,7 +311,8 @@ class VjpPlan:
             f"d_{p.attr('name')}" for p, g in zip(derived.primals, derived.gradients) if g is not None
         )
         graph = Graph(inputs, outputs, names, derived.graph.origins)
-        self.plan = Plan(graph, of.target, of.mode, strides=strides, memory_budget=of.memory_budget)
+        budget, tune = of.memory_budget, of.tune
+        self.plan = Plan(graph, of.target, of.mode, strides=strides, memory_budget=budget, tune=tune)
 
     def __call__(self, inputs: Sequence[Tensor | None], cotangents: Sequence[Tensor | None]) -> Gradients:
         """One gradient an input of the first plan, None where none flows; inputs not read may be None."""

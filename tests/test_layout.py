@@ -33,6 +33,7 @@ STAGES = {
     "schedule": "ir ops extract partition",
     "codegen": "ir ops schedule",
     "runtime": "ir ops schedule",
+    "tune": "ir ops schedule codegen runtime",
 }
 """The pipeline, in its direction. What is not listed (the API, plans, explanations) sees all of it."""
 

@@ -113,7 +113,7 @@ class Foreach:
 
     def launch(self) -> str:
         programs = sum(f.programs * len(f.tensors) for f in self.families)
-        warps = max(f.function.num_warps for f in self.families)
+        warps = max(f.function.config.num_warps for f in self.families)
         return f"{self.name}[({programs},)]({', '.join([*self.arguments, f'num_warps={warps}'])})"
 
 

@@ -54,7 +54,7 @@ class _Renderer:
         if self.cols_vector:
             constants["BLOCK_COLS"] = nest.config.block_cols
         tensors = parameters(nest.kernel) + tuple(name for name, _ in self.temporaries.values())
-        return JitFunction(name, self.doc(), tensors, constants, grid, nest.config.num_warps, outer.block)
+        return JitFunction(name, self.doc(), tensors, constants, grid, nest.config, outer.block)
 
     def doc(self) -> str:
         """What a program does, for the reader of the kernel."""

@@ -261,7 +261,7 @@ def _classify(
         return None, left
     tiles_of_rows = -(-layout.rows.size // settings.block_rows)
     shares = bool(sums) or (layout.kind == "rows" and settings.num_stages > 1)
-    parts = balanced(tiles_of_rows, min(settings.programs or 1, tiles_of_rows)) if shares else 1
+    parts = balanced(tiles_of_rows, min(settings.programs or 4 * target.sms, tiles_of_rows)) if shares else 1
     partials = {p.node: p for _, _, found in sums for p in found}
     after = tuple(_after(write, kernel, i, partials) for i, write, _ in sums)
     nest = Nest(

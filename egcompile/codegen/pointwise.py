@@ -226,4 +226,4 @@ def _function(
     program: str,
 ) -> JitFunction:
     block = tile.scopes[0].block
-    return JitFunction(name, "", parameters(kernel), constants, grid, config.num_warps, block, program)
+    return JitFunction(name, "", parameters(kernel), constants, grid, config, block, program)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from egcompile.codegen.heuristics import Config
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer, Kernel
@@ -18,12 +19,14 @@ class KernelSource:
     """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
 
     It assumes `import torch, triton` and `triton.language as tl`, and `libdevice` if it is used. `helpers`
-    are those leading functions of the text that other kernels may hold too, word for word.
+    are those leading functions of the text that other kernels may hold too, word for word. `config` has the
+    tiles of the first nest, which `generate` takes; None for a contraction, and for several items at once.
     """
 
     name: str
     text: str
     helpers: tuple[str, ...] = ()
+    config: Config | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class JitFunction:
     tensors     that it may read or write, by name and in order; those that its text names are parameters
     constants   `tl.constexpr` parameters with a value
     grid        programs along each axis
+    config      how it is tiled
     program     a first parameter that is the program's number, where another jit function calls this one
     """
 
@@ -42,7 +46,7 @@ class JitFunction:
     tensors: tuple[str, ...]
     constants: dict[str, int]
     grid: tuple[int, ...]
-    num_warps: int
+    config: Config
     block: Block
     program: str = ""
 
@@ -65,7 +69,8 @@ class JitFunction:
 
     def launch(self) -> str:
         grid = f"({', '.join(map(str, self.grid))}{',' if len(self.grid) == 1 else ''})"
-        options = [f"{k}={v}" for k, v in (*self.constants.items(), ("num_warps", self.num_warps))]
+        warps = ("num_warps", self.config.num_warps)
+        options = [f"{k}={v}" for k, v in (*self.constants.items(), warps)]
         return f"{self.name}[{grid}]({', '.join([*self.parameters, *options])})"
 
 
@@ -101,7 +106,9 @@ def assemble(name: str, arguments: Sequence[str], steps: Sequence[Launched | All
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )
-    return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers)
+    first = next((step for step in steps if not isinstance(step, Allocation)), None)
+    config = first.config if isinstance(first, JitFunction) else None
+    return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers, config)
 
 
 def _bound(block: Block) -> set[str]:

@@ -6,7 +6,10 @@ device and which pointers are multiples of 16 bytes. The rest is prepared at the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import triton
@@ -53,3 +56,22 @@ class _Direct:
         run, (x, y, z, fixed, values) = self.launches[key]
         # pointers as numbers: of a tensor the launcher would ask the driver whose memory it is
         run(x, y, z, driver.get_current_stream(device), *fixed, *pointers, *values)
+
+
+@contextmanager
+def ahead(module: ModuleType) -> Iterator[None]:
+    """Within it, what the module would launch is compiled instead."""
+    launched = {name: f for name, f in vars(module).items() if isinstance(f, _Direct)}
+    vars(module).update({name: _Ahead(f.function) for name, f in launched.items()})
+    try:
+        yield
+    finally:
+        vars(module).update(launched)
+
+
+class _Ahead:
+    def __init__(self, function: JITFunction[Any]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return functools.partial(self.function.warmup, grid=grid)

@@ -31,18 +31,34 @@ def _load(source: str) -> ModuleType:
     name = f"egcompile_plan_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
-    path = _kept(f"{name}.py", source)
     module = ModuleType(name)
-    module.__file__ = str(path)
     sys.modules[name] = module
+    try:
+        _execute(module, _kept(f"{name}.py", source), source)
+    except CompileError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_once(source: str) -> ModuleType:
+    """The module that `source` is, of which nothing is kept; raises as `load`."""
+    module = ModuleType("egcompile_kernel")
+    with tempfile.TemporaryDirectory(prefix="egcompile-") as folder:
+        path = Path(folder, "kernel.py")
+        path.write_text(source, encoding="utf-8")
+        _execute(module, path, source)
+    return module
+
+
+def _execute(module: ModuleType, path: Path, source: str) -> None:
+    module.__file__ = str(path)
     try:
         exec(compile(source, path, "exec"), module.__dict__)  # no import: it would leave bytecode behind
     except Exception as error:
-        del sys.modules[name]
         raise CompileError(
             f"generated source does not run: {type(error).__name__}: {error}", source
         ) from error
-    return module
 
 
 def _kept(name: str, text: str) -> Path:
@@ -69,8 +85,13 @@ def store(name: str, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except UnicodeDecodeError:
         warnings.warn(CacheCorrupt(f"{path} is not text; it is written anew"), stacklevel=5)
+    write(path, text)
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """Makes the file hold `text`, in one step or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(temporary, path)
-    return path

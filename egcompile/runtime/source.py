@@ -85,6 +85,12 @@ def render(schedule: Schedule, kernels: Sequence[KernelText], target: Target) ->
     return "\n\n\n".join([_header(texts, bodies, target), *texts, *bodies]) + "\n"
 
 
+def render_alone(kernel: KernelText, target: Target) -> str:
+    """The source of a module that has one kernel's launcher, as a plan would have it."""
+    texts = list(_without_repetition([kernel]))
+    return "\n\n\n".join([_header(texts, [], target), *texts]) + "\n"
+
+
 def _without_repetition(kernels: Iterable[KernelText]) -> Iterator[str]:
     """The kernels' texts, a helper that several of them hold only in the first."""
     seen: set[str] = set()
