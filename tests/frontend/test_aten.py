@@ -226,7 +226,14 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.var_mean.correction: [(t(X), [1], {"keepdim": True})],
     aten.std.correction: [(t(X),), (t(X), [1], {"correction": 0, "keepdim": True})],
     aten.std_mean.correction: [(t(X),), (t(X), [1], {"correction": 0, "keepdim": True})],
-    aten.logsumexp.default: [(t(X), [1]), (t(X), [0], True), (torch.full((2, 3), -math.inf), [1])],
+    aten.logsumexp.default: [
+        *((t(X), [1]), (t(X), [0], True)),
+        *((torch.full((2, 3), value), [1]) for value in (-math.inf, math.inf)),
+    ],
+    aten.linalg_vector_norm.default: [
+        *((t(X),), (t(X), 1.0, [1], True), (t(X), 2, [0, 1]), (t("f64[]"),)),
+        (t("f32[3,4]"), 2, [1], False),
+    ],
     aten.mm.default: [(t(X), t("f64[4,2]"))],
     aten.bmm.default: [(t("f64[2,3,4]"), t("f64[2,4,5]"))],
     aten.mv.default: [(t(X), t(Y))],

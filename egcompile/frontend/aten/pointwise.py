@@ -130,8 +130,10 @@ def _masked_fill(out: TensorType, x: Operand, mask: Node, value: Operand) -> Nod
 
 
 def _clamp(out: TensorType, x: Operand, low: Operand | None = None, high: Operand | None = None) -> Node:
-    """By choice and not by maximum: the gradient at a bound is the operand's own, as in ATen."""
+    """By choice and not by maximum: at a bound the gradient is the operand's own, at NaN 0, as in ATen."""
     result = operand(x, out)
+    if out.dtype.is_floating_point:
+        result = ops.where(ops.eq(result, result), result, ops.stop_gradient(result))
     for bound, outside in ((low, ops.lt), (high, ops.gt)):
         if bound is not None:
             limit = operand(bound, out)

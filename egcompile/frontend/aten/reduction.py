@@ -21,6 +21,7 @@ from egcompile.frontend.build import (
     reshape,
 )
 from egcompile.ir import Node, TensorType
+from egcompile.ir.types import accumulate_dtype
 from egcompile.ops import OpDef
 
 aten = torch.ops.aten
@@ -71,8 +72,22 @@ def _std_mean(
     return reshape(_root(square), out[0].shape), reshape(mean, out[1].shape)
 
 
+def _vector_norm(
+    out: TensorType, x: Node, ord: Scalar = 2, dims: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Node:
+    """Of order 1 or 2, summed in fp32 at least; the gradient is 0 where all elements are."""
+    if ord not in (1, 2) or not out.dtype.is_floating_point or not x.dtype.is_floating_point:
+        raise UnsupportedOp(f"vector norm of order {ord} of {x.tensor}")
+    wide = cast(cast(x, out.dtype), accumulate_dtype(out.dtype))
+    if ord == 1:
+        norm = reduced(ops.sum, ops.abs(wide), dims)
+    else:
+        norm = _root(reduced(ops.sum, ops.mul(wide, wide), dims))
+    return reshape(cast(norm, out.dtype), out.shape)
+
+
 def _root(square: Node) -> Node:
-    """The root of a variance, with a gradient of 0 where that is 0."""
+    """The root of a sum of squares, with a gradient of 0 where that is 0."""
     constant = ops.eq(square, operand(0, square.tensor))
     root = ops.sqrt(ops.where(constant, operand(1, square.tensor), square))
     return ops.where(constant, operand(0, square.tensor), root)
@@ -86,10 +101,11 @@ def _var_mean(
 
 
 def _logsumexp(out: TensorType, x: Node, dims: Any, keepdim: bool) -> Node:
-    """-inf for a row of them, as ATen has it; but NaN, where ATen gives inf, for one that holds an inf."""
+    """Relative to the largest element, or to 0 where that is infinite: such a row's is that too."""
     x = cast(x, out.dtype)
     top = ops.stop_gradient(reduced(ops.amax, x, dims))
-    top = ops.where(ops.eq(top, operand(-math.inf, top.tensor)), operand(0, top.tensor), top)
+    infinite = ops.eq(ops.abs(top), operand(math.inf, top.tensor))
+    top = ops.where(infinite, operand(0, top.tensor), top)
     total = reduced(ops.sum, ops.exp(ops.sub(x, broadcast(top, x.shape))), dims)
     return reshape(ops.add(top, ops.log(total)), out.shape)
 
@@ -137,6 +153,7 @@ REDUCTION: dict[Any, Any] = {
     aten.std_mean.correction: _std_mean,
     aten.var_mean.correction: _var_mean,
     aten.logsumexp.default: _logsumexp,
+    aten.linalg_vector_norm.default: _vector_norm,
 }
 
 CONTRACTION: dict[Any, Any] = {

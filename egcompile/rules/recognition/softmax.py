@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from egcompile.ops import (
@@ -12,7 +11,6 @@ from egcompile.ops import (
     cross_entropy,
     div,
     dtype,
-    eq,
     exp,
     log,
     log_softmax,
@@ -22,11 +20,10 @@ from egcompile.ops import (
     stop_gradient,
     sub,
     sum,
-    where,
 )
 from egcompile.ops.term import Pattern
 from egcompile.rules.attributes import accumulate
-from egcompile.rules.patterns import across, is_wide, scalar
+from egcompile.rules.patterns import across, is_wide
 from egcompile.rules.rule import Equations, Int, Ints, Tensor, rule
 
 _WRITTEN = ({"x": "f64[3,5]", "dims": (1,)}, {"x": "f32[2,3,5]", "dims": (1,)})
@@ -47,17 +44,11 @@ def _(x: Tensor, dims: Ints) -> Equations:
     return {mul(e, scale): softmax(x, dims[0])}, [is_wide(x), (dims, (dims[0],))]
 
 
-def _of_logsumexp(top: Pattern) -> Pattern:
-    """As `torch.logsumexp` has it: no gradient, and 0 for a row of -inf."""
-    top = stop_gradient(top)
-    return where(eq(top, scalar(-math.inf, top)), scalar(0.0, top), top)
-
-
 _TOPS: dict[str, Callable[[Pattern], Pattern]] = {
     "": lambda top: top,
     "_detached": stop_gradient,
-    "_of_logsumexp": _of_logsumexp,
 }
+"""Not that of `torch.logsumexp`: less it, a row with an inf is NaN there alone, a log_softmax all over."""
 
 for suffix, guard in _TOPS.items():
 
