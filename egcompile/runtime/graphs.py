@@ -8,8 +8,10 @@ overwrite values that a pending backward still needs, the launches run one by on
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,143 +19,222 @@ import torch
 from torch import Tensor
 
 from egcompile.config import logger
+from egcompile.runtime._torch import memory_of, users
+from egcompile.runtime.aten import laid_out, overlaps, unviewed
+from egcompile.runtime.memory import empty_on
 
 Results = tuple[Tensor | None, ...]
+Run = Callable[[list[Tensor]], Results]
+"""A plan's forward or backward, which may empty its list, as the backward does to free memory early."""
+
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    """`inputs` are as the graph reads them; `own` are positions of those in its own memory, `addresses` where
-    the others must lie. Of `results` the first are copied out."""
+    """A graph, and where it reads and writes.
 
-    graph: torch.cuda.CUDAGraph
+    number     that no other graph has
+    before     that of the graph whose results it reads
+    stream     on which it is replayed, which orders the uses of its memory
+    own        memory of its own for inputs that are copied, by position
+    addresses  where the other inputs must lie
+    results    in the graph's memory
+    lie        their addresses
+    handed     what is copied out for the caller
+    left       memory of the results that stay for the backward, and how many tensors of the graph lie there
+    """
+
+    replay: Callable[[], None]
+    number: int
+    before: int | None
     stream: int
-    inputs: list[Tensor]
-    own: tuple[int, ...]
-    addresses: dict[int, int]
+    own: Mapping[int, Tensor]
+    addresses: Mapping[int, int]
     results: Results
+    lie: tuple[int | None, ...]
+    handed: tuple[_Copied, ...]
+    left: Mapping[int, int]
+
+    def pending(self) -> bool:
+        """Whether others than the graph still have what the last replay left, or aliases of it."""
+        return any(users(memory) > own for memory, own in self.left.items())
+
+
+class _Copied:
+    """A result that a caller gets in memory of its own, laid out alike."""
+
+    def __init__(self, result: Tensor) -> None:
+        self.shape, self.strides = result.shape, result.stride()
+        self.memory = _memory(result)
+        self.empty = functools.partial(
+            empty_on(result.device), self.memory.shape, self.memory.stride(), result.dtype
+        )
+
+    def seen(self, copy: Tensor) -> Tensor:
+        """The result in a copy of its memory."""
+        return copy if copy.shape == self.shape else unviewed(copy.as_strided(self.shape, self.strides))
 
 
 class Graphed:
     """`run`, captured once its inputs' addresses have repeated, and then replayed.
 
     pool      of memory, shared by a plan's forward and backward
+    lock      shared too: threads take turns, so that none overwrites what another has not yet copied out
     outputs   how many of the results, the first ones, the caller gets; the rest is kept for the backward
-    expected  where the inputs must lie that another graph left behind; None while there is none
+    before    the graph before this one, and inputs that are results which it left behind: input -> result
     """
 
     def __init__(
         self,
-        run: Callable[[Sequence[Tensor]], Results],
+        run: Run,
         pool: Any,
+        lock: threading.RLock,
         outputs: int | None = None,
-        expected: Callable[[], Mapping[int, int] | None] = dict,
+        before: tuple[Graphed, Mapping[int, int]] | None = None,
     ) -> None:
-        self.run, self.pool, self.outputs, self.expected = run, pool, outputs, expected
-        self.addresses: list[int] = []
+        self.run, self.pool, self.lock, self.outputs, self.before = run, pool, lock, outputs, before
+        self.seen: list[int] = []
         self.moving: set[int] = set()
         self.captured: _Captured | None = None
         self.refused = False
-        self.kept: weakref.ref[Tensor] | None = None
 
-    def __call__(self, inputs: Sequence[Tensor]) -> Results:
-        expected = self.expected()
-        if self.refused or expected is None or self.pending() or torch.cuda.is_current_stream_capturing():
-            return self.run(inputs)
+    def __call__(self, inputs: list[Tensor]) -> Results:
+        with self.lock:
+            captured = self.ready(inputs)
+            if captured is not None:
+                captured.replay()
+                inputs.clear()
+                return self.hand_out(captured)
+        return self.run(inputs)
+
+    def ready(self, inputs: list[Tensor]) -> _Captured | None:
+        """The graph, with these inputs where it reads them; None where the launches are to run one by one."""
+        if self.refused or torch.cuda.is_current_stream_capturing():
+            return None
+        before, expected = self.expected()
         addresses = [x.data_ptr() for x in inputs]
-        stream = torch.cuda.current_stream().cuda_stream
+        if expected is None or any(addresses[i] != address for i, address in expected.items()):
+            return None
         captured = self.captured
-        if any(addresses[i] != address for i, address in expected.items()):
-            return self.run(inputs)
-        if not self.addresses or (captured is not None and captured.stream != stream):
-            self.addresses = addresses  # the first call loads kernels, and shows what stays in place
-            return self.run(inputs)
-        before = dict(enumerate(self.addresses)) if captured is None else captured.addresses
-        moved = {i for i, address in before.items() if addresses[i] != address}
-        if captured is None or moved:
-            self.moving |= moved - expected.keys()
-            self.captured = None  # its memory first
-            captured = self.captured = self.capture(inputs, stream)
-            if captured is None:
-                return self.run(inputs)
-        else:
-            for i in captured.own:
-                captured.inputs[i].copy_(inputs[i])
-        captured.graph.replay()
-        return self.hand_out(captured.results)
+        if captured is not None and captured.pending():
+            return None
+        stream = _stream()
+        if not self.seen or (captured is not None and captured.stream != stream):
+            self.seen = addresses  # the first call loads kernels, and shows what stays in place
+            return None
+        known = dict(enumerate(self.seen)) if captured is None else captured.addresses
+        moved = {i for i, address in known.items() if addresses[i] != address}
+        if captured is not None and captured.before is before and not moved:
+            for i, own in captured.own.items():
+                _memory(own).copy_(_memory(inputs[i]))
+            return captured
+        self.moving |= moved - expected.keys()
+        self.captured = None  # its memory first
+        self.captured = self.capture(inputs, stream, before)
+        return self.captured
 
-    def pending(self) -> bool:
-        """Whether a backward still reads what the last replay left for it."""
-        return self.kept is not None and self.kept() is not None
+    def expected(self) -> tuple[int | None, Mapping[int, int] | None]:
+        """The graph before, and where the inputs must lie that it left behind; None while there is none."""
+        if self.before is None:
+            return None, {}
+        graphed, left = self.before
+        if (captured := graphed.captured) is None:
+            return None, None
+        lie = captured.lie
+        return captured.number, {i: address for i, j in left.items() if (address := lie[j]) is not None}
 
-    def capture(self, inputs: Sequence[Tensor], stream: int) -> _Captured | None:
+    def capture(self, inputs: list[Tensor], stream: int, before: int | None) -> _Captured | None:
         """The graph; None, for good, where something in the plan cannot be captured."""
-        if any(x.device.type != "cuda" for x in inputs):
-            self.refuse("an input is not on the GPU")
-            return None
-        own = tuple(i for i in range(len(inputs)) if i in self.moving)
-        static = [x.clone() if i in self.moving else x.detach() for i, x in enumerate(inputs)]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                results = self.run(static)
-        except RuntimeError as error:
-            self.refuse(str(error).partition("\n")[0])
-            return None
-        addresses = {i: x.data_ptr() for i, x in enumerate(inputs) if i not in self.moving}
+        # memory that outlives the call must not be inference mode's, which nothing outside may write
+        with torch.inference_mode(False), torch.no_grad():
+            own = {i: _twin(inputs[i]) for i in sorted(self.moving)}
+            reads = [own[i] if i in own else x.detach() for i, x in enumerate(inputs)]
+            try:
+                replay, results = _record(self.run, reads, self.pool)
+            except RuntimeError as error:
+                self.refused = True
+                reason = str(error).partition("\n")[0]
+                logger("kernels").warning("no CUDA graph, launches run one by one: %s", reason)
+                return None
         logger("kernels").debug("captured a graph; %d of %d inputs are copied", len(own), len(inputs))
-        kept = [x if i in self.moving else x.new_empty(0) for i, x in enumerate(static)]
-        return _Captured(graph, stream, kept, own, addresses, results)
-
-    def refuse(self, reason: str) -> None:
-        self.refused = True
-        logger("kernels").warning("no CUDA graph, launches run one by one: %s", reason)
-
-    def hand_out(self, results: Results) -> Results:
-        """Results as new tensors: copies for the caller, and for the backward the graph's own memory."""
         count = len(results) if self.outputs is None else self.outputs
-        copied = [x for x in results[:count] if x is not None]
-        copies = [torch.empty_like(x) for x in copied]
-        for dtype in {x.dtype for x in copied}:
-            same = [(a, b) for a, b in zip(copies, copied, strict=True) if b.dtype == dtype]
-            torch._foreach_copy_([a for a, _ in same], [b for _, b in same])
-        fresh = iter(copies)
-        kept = tuple(None if x is None else x.detach() for x in results[count:])
-        held = next((x for x in kept if x is not None), None)
-        self.kept = None if held is None else weakref.ref(held)
-        return *(None if x is None else next(fresh) for x in results[:count]), *kept
+        return _Captured(
+            replay,
+            next(_numbers),
+            before,
+            stream,
+            own,
+            {i: x.data_ptr() for i, x in enumerate(inputs) if i not in own},
+            results,
+            tuple(None if x is None else x.data_ptr() for x in results),
+            tuple(_Copied(x) for x in results[:count] if x is not None),
+            {memory: users(memory) for memory in (memory_of(x) for x in results[count:] if x is not None)},
+        )
+
+    def hand_out(self, captured: _Captured) -> Results:
+        """Results as new tensors: copies for the caller, and for the backward the graph's own memory."""
+        copies = [x.empty() for x in captured.handed]
+        for dtype in dict.fromkeys(x.dtype for x in copies):
+            pairs = [(a, b.memory) for a, b in zip(copies, captured.handed, strict=True) if a.dtype == dtype]
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+        fresh = iter([x.seen(copy) for x, copy in zip(captured.handed, copies, strict=True)])
+        count = len(captured.results) if self.outputs is None else self.outputs
+        handed = (None if x is None else next(fresh) for x in captured.results[:count])
+        return *handed, *(None if x is None else x.detach() for x in captured.results[count:])
 
 
 def graphed(
     forward: Callable[..., tuple[Tensor, ...]],
-    backward: Callable[[list[Tensor]], Results] | None,
+    backward: Run | None,
     outputs: int,
     left: Mapping[int, int],
-) -> tuple[Callable[..., Any], Callable[[list[Tensor]], Results] | None]:
+) -> tuple[Callable[..., Any], Run | None]:
     """A plan's forward and backward, replayed from CUDA graphs from their third call at the latest.
 
     `left` has the backward's values that are results of the forward no caller gets: value -> result.
     """
-    pool = torch.cuda.graph_pool_handle()
-    first = Graphed(lambda inputs: forward(*inputs), pool, outputs)
+    pool, lock = torch.cuda.graph_pool_handle(), threading.RLock()
+    first = Graphed(lambda inputs: forward(*inputs), pool, lock, outputs)
+    second = None if backward is None else Graphed(backward, pool, lock, before=(first, left))
+    return (lambda *inputs: first(list(inputs))), second
 
-    def ahead(*inputs: Tensor) -> Results:
-        return first(inputs)
 
-    if backward is None:
-        return ahead, None
+def _record(run: Run, reads: list[Tensor], pool: Any) -> tuple[Callable[[], None], Results]:
+    """A replay of `run` on these inputs, and its results; raises RuntimeError for what cannot be captured."""
+    for x in reads:
+        if x.device.type != "cuda":
+            raise RuntimeError(f"an input is on {x.device}")
+    graph, side = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
+    captured = torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local")
+    with (
+        torch.cuda.stream(side),
+        captured,
+    ):  # the latter stays on its stream where the end of a capture raises
+        results = run(list(reads))
+    return graph.replay, results
 
-    def lie() -> dict[int, int] | None:
-        if first.captured is None:
-            return None
-        results = first.captured.results
-        return {i: x.data_ptr() for i, j in left.items() if (x := results[j]) is not None}
 
-    second = Graphed(lambda values: backward(list(values)), pool, expected=lie)
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The stream of a device on which graphs are captured; torch's own is on the device that came first."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def back(values: list[Tensor]) -> Results:
-        inputs = list(values)
-        values.clear()
-        return second(inputs)
 
-    return ahead, back
+def _stream() -> int:
+    stream: int = torch.cuda.current_stream().cuda_stream
+    return stream
+
+
+def _twin(x: Tensor) -> Tensor:
+    """A copy of `x` in memory that is laid out alike, as launches read it by fixed strides."""
+    memory = _memory(x)
+    return laid_out(memory, memory.stride(), copy=True).as_strided(x.shape, x.stride())
+
+
+def _memory(x: Tensor) -> Tensor:
+    """`x`, or where elements share memory, which no copy may write so, all that it spans as a vector."""
+    if not overlaps(x.shape, x.stride()):
+        return x
+    return x.as_strided((1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride())),), (1,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import egcompile
+from egcompile.runtime.graphs import Graphed, Results
 
 pytestmark = pytest.mark.gpu
 
@@ -130,3 +132,46 @@ def test_dropout_draws_anew_at_each_replay() -> None:
         masks.append(y == 0)
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(masks))
     assert all(0.4 < m.float().mean().item() < 0.6 for m in masks)
+
+
+def test_a_capture_that_fails_leaves_the_callers_stream() -> None:
+    def reads_back(values: list[Tensor]) -> Results:
+        return (values[0] * values[0].sum().item(),)
+
+    graphed = Graphed(reads_back, torch.cuda.graph_pool_handle(), threading.RLock())
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            for _ in range(4):
+                (y,) = graphed([torch.ones(3, device="cuda")])
+                assert y is not None and y.tolist() == [3, 3, 3]
+                assert torch.cuda.current_stream() == stream
+    assert graphed.refused
+
+
+def test_inputs_that_lie_anyhow() -> None:
+    layouts: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x[:, ::2],
+        lambda x: x[:1].expand(4, 8),
+        lambda x: x.flatten().as_strided((4, 6), (2, 1)),
+    )
+    for layout in layouts:
+        function = egcompile.compile(lambda x: (x * 2, x.t().exp().sum(0)), mode="reduce-overhead")
+        for step in range(6):
+            x = layout(torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).cuda())
+            for got, expected in zip(function(x), (x * 2, x.t().exp().sum(0)), strict=True):
+                torch.testing.assert_close(got, expected)
+
+
+def test_saved_values_that_a_hook_holds() -> None:
+    """A hook copies what is large, as one that offloads does, and holds what is small."""
+
+    def pack(x: Tensor) -> Tensor:
+        return x.clone() if x.numel() > 400 else x.detach()
+
+    plain, replayed, a, b = _pair()
+    for step in range(6):
+        for f in (a, b):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+                first, second = f(_x(2 * step)), f(_x(2 * step + 1))
+            (first.square().mean() + second.square().mean() / 3).backward()
+        _same(plain, replayed)
