@@ -32,7 +32,22 @@ def _reduction(name: str, evaluate: Callable[..., torch.Tensor]) -> OpDef:
     )
 
 
+def _extreme(largest: bool) -> Callable[..., torch.Tensor]:
+    """`torch.amax` or `torch.amin`; of no elements it is what a kernel starts from, where PyTorch raises."""
+
+    def evaluate(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        if all(x.shape[d] for d in dims):
+            return (torch.amax if largest else torch.amin)(x, dims, keepdim=True)
+        shape = [1 if i in dims else n for i, n in enumerate(x.shape)]
+        if x.dtype.is_floating_point:
+            return x.new_full(shape, float("-inf") if largest else float("inf"))
+        info = torch.iinfo(torch.uint8 if x.dtype == torch.bool else x.dtype)
+        return x.new_full(shape, info.min if largest else info.max)
+
+    return evaluate
+
+
 sum = _reduction("sum", lambda x, dims: torch.sum(x, dims, keepdim=True))
 mean = _reduction("mean", lambda x, dims: torch.mean(x, dims, keepdim=True))
-amax = _reduction("amax", lambda x, dims: torch.amax(x, dims, keepdim=True))
-amin = _reduction("amin", lambda x, dims: torch.amin(x, dims, keepdim=True))
+amax = _reduction("amax", _extreme(largest=True))
+amin = _reduction("amin", _extreme(largest=False))
