@@ -26,12 +26,9 @@ from torch import Tensor
 
 from benchmarks.environment import versions
 from benchmarks.works import Work, chosen
+from egcompile.runtime.timing import ROTATED_BYTES, Replayed
 
 PEERS = "eager,torch.compile,torch.compile:max-autotune-no-cudagraphs,liger,egcompile"
-ROTATED_BYTES = 300_000_000
-"""What the buffers of all sets hold at least: several times an L2."""
-
-GRAPH_MICROSECONDS = 400
 Call = Callable[..., Any]
 Result = dict[str, Any]
 
@@ -67,36 +64,6 @@ def _liger(work: Work) -> Call | None:
         case "softmax":
             return liger.liger_softmax
     return None
-
-
-class Replayed:
-    """Calls as one CUDA graph, over all sets and as often as makes a measurable time; `microseconds()` is
-    of one."""
-
-    def __init__(self, calls: Sequence[Callable[[], Any]], stream: torch.cuda.Stream | None = None) -> None:
-        self.stream = stream or torch.cuda.Stream()
-        self.graph = torch.cuda.CUDAGraph()
-        self.calls = calls  # the graph reads their tensors
-        self.count = len(calls)
-        with torch.cuda.stream(self.stream):
-            for call in calls:
-                call()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, stream=self.stream):
-            for call in calls:
-                call()
-        self.replays = 1
-        self.replays = max(1, math.ceil(GRAPH_MICROSECONDS / max(self.microseconds() * self.count, 1.0)))
-
-    def microseconds(self) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.graph.replay()
-        begin.record()
-        for _ in range(self.replays):
-            self.graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) * 1e3 / (self.replays * self.count)
 
 
 def copies(nbytes: float) -> Replayed:

@@ -102,7 +102,9 @@ def compile_graph(
     scheduled = timed("schedule", lambda: schedule(extraction, target, parts))
     texts: tuple[KernelSource, ...] = ()
     if target.kind != "cpu":
-        configs = {k: choose(k) if choose else None for k in launches(scheduled)}
+        configs: dict[Kernel, Config | None] = dict.fromkeys(launches(scheduled))
+        if choose is not None:
+            configs = timed("tune", lambda: {k: choose(k) for k in configs})
         texts = timed("codegen", lambda: tuple(generate(k, target, c) for k, c in configs.items()))
     source = timed("render", lambda: render(scheduled, texts, target))
     logger("rules").debug("%s", report)

@@ -38,6 +38,8 @@ def tuner_for(target: Target) -> Tuner | None:
     """What times tiles for `target` on the GPU here; None, with a logged reason, if there is no such GPU."""
     if not torch.cuda.is_available():
         reason = "there is no GPU here"
+    elif torch.cuda.is_current_stream_capturing():
+        reason = "a CUDA graph is being captured"
     elif (here := Target.of(torch.device("cuda"))) != target:
         reason = f"the GPU here is {here.name}"
     else:

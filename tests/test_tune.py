@@ -177,6 +177,7 @@ def test_without_the_gpu_the_plan_is_the_heuristics(
 
 def test_another_gpu_is_not_asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Target, "of", lambda device: H200)
     assert tuner_for(Target.parse("cuda:80")) is None
     assert caplog.messages == ["tiles for cuda:80 are the heuristics': the GPU here is cuda:90"]

@@ -158,7 +158,8 @@ def _cast(node: Node, x: Value) -> Value:
 def _fold(node: Node, operands: tuple[Value, ...]) -> Value:
     """An op on constants, in the precision that the kernel would have used."""
     tensors = [
-        torch.tensor(o.literal, dtype=accumulate_dtype(i.dtype)) for o, i in zip(operands, node.inputs)
+        torch.tensor(o.literal, dtype=accumulate_dtype(i.dtype), device="cpu")
+        for o, i in zip(operands, node.inputs)
     ]
     assert node.op.evaluate is not None
     result = node.op.evaluate(*tensors, **dict(zip(node.op.attr_names, node.attrs)))

@@ -317,7 +317,7 @@ def _fakes(types: Sequence[TensorType]) -> Iterator[list[torch.Tensor]]:
         torch.autocast("cpu", enabled=False),
         FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True),
     ):
-        yield [torch.empty(t.shape, dtype=t.dtype) for t in types]
+        yield [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in types]
 
 
 def trace_gradients(

@@ -38,7 +38,7 @@ def is_full(x: Node) -> bool:
 
 def cast(x: Node, dtype: torch.dtype) -> Node:
     if is_full(x) and x.dtype != dtype:
-        value = torch.tensor(x.attr("value"), dtype=x.dtype).to(dtype).item()
+        value = torch.tensor(x.attr("value"), dtype=x.dtype, device="cpu").to(dtype).item()
         return ops.full(value=value, shape=x.shape, dtype=dtype)
     return cast_to(x, dtype)
 

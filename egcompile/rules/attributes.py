@@ -26,7 +26,7 @@ def _last_size(shape: Shape) -> Shape | None:
 
 def _round_to(value: float, dtype: torch.dtype) -> float | None:
     if math.isfinite(value) or dtype.is_floating_point:
-        return torch.tensor(value, dtype=torch.float64).to(dtype).item()
+        return torch.tensor(value, dtype=torch.float64, device="cpu").to(dtype).item()
     return None
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from egcompile.api import optimize
 from egcompile.errors import TraceError
 from egcompile.frontend import trace
 from egcompile.frontend.dynamo import Number
 from tests.frontend.test_dynamo import Backend
+from tests.models import CASES
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +89,21 @@ def test_numbers_stay_where_they_are() -> None:
 def test_a_graph_without_inputs_lies_where_its_results_do() -> None:
     (imported,) = captured(lambda: torch.zeros(3, device="meta")).imported
     assert imported.device.type == "meta"
+
+
+def _far(x: Tensor) -> Tensor:
+    """Constants to fold and to round, and an op whose derivative is traced."""
+    folded = x * torch.full_like(x, 0.1).bfloat16().float() + torch.zeros_like(x).exp()
+    return torch.cummax(folded, 0).values.sum() + torch.special.i1e(x).sum()
+
+
+@pytest.mark.parametrize("name", [*CASES, "far"])
+def test_the_default_device_is_not_the_compilers(name: str) -> None:
+    """Plans are the same under a default device, on which nothing that the compiler computes lies."""
+    if name == "far":
+        traced = trace(_far, (torch.randn(3, 4, requires_grad=True),))
+    else:
+        traced = trace(*CASES[name].make(torch.float32))
+    source = optimize(traced, target="cuda:90").source
+    with torch.device("meta"):
+        assert optimize(traced, target="cuda:90").source == source
