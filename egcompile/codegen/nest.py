@@ -240,8 +240,9 @@ def _classify(
         else:
             left.append(i)
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
-    full = {node for node, _ in walk.loads if 2 * node.tensor.numel > layout.points}
-    bytes_read = sum(buffers[node].type.dtype.itemsize for node in full)
+    # what a view repeats along an axis is in memory once
+    sizes = {node: (buffers[node].distinct_bytes, node.dtype.itemsize) for node, _ in walk.loads}
+    bytes_read = sum(item for total, item in sizes.values() if 2 * total > layout.points * item)
     # A row that all rows share is held widened, beside the sums.
     shared = sum(index_axes(index) == {layout.cols} for _, index in walk.loads)
     held = shared + len({p.node for _, _, found in sums for p in found if not p.total})
