@@ -83,7 +83,7 @@ def _kernels(schedule: Schedule) -> list[str]:
 
 
 def _shared(schedule: Schedule) -> list[str]:
-    return [f"{schedule.shared} small kernels share another's launch"] if schedule.shared else []
+    return [f"{schedule.shared} kernels share another's launch"] if schedule.shared else []
 
 
 def _refused(extraction: Extraction) -> list[str]:

@@ -76,18 +76,7 @@ def changes(program: Program) -> list[str]:
     return lie + [s.kernel.name for s in program.steps if isinstance(s, Launch) and moves_only(s)]
 
 
-OTHERWISE = pytest.mark.xfail(
-    strict=True, reason="the gradient that comes out of this pooling's opaque or strided form lies contiguous"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=OTHERWISE) if n.endswith(("average", "adaptive", "nearest")) else n
-        for n in CASES
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_no_plan_changes_a_layout(name: str) -> None:
     make, dims = CASES[name]
     layout = torch.channels_last if dims == 2 else torch.channels_last_3d

@@ -9,7 +9,7 @@ from egcompile.codegen.gemm import render_contraction
 from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
 from egcompile.codegen.loops import render_nest
-from egcompile.codegen.moments import one_pass
+from egcompile.codegen.moments import shifted
 from egcompile.codegen.nest import Nest, choose_nest, holds_rows, twice
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.scalar import HELPERS
@@ -69,7 +69,7 @@ class _Division:
                 function = pointwise_function(self.function_name(role), part, self.target, self.take_config())
                 self.steps.append(function)
             return
-        if moments := one_pass(kernel, lambda mean: holds_rows(mean, kernel, self.target, self.config)):
+        if moments := shifted(kernel, lambda mean: holds_rows(mean, kernel, self.target, self.config)):
             kernel = _replace(kernel, moments)
         if halves := in_two(kernel):
             kernel = _replace(kernel, halves)
@@ -157,8 +157,10 @@ class _Division:
 def _of_partials(node: Node, first: Node, leaf: Node) -> Node:
     """The reduction `first`, or `node` which reduces it again, from partial results along a leading axis."""
     dims = (0,) if node is first else (0, *(d + 1 for d in node.attr("dims")))
+    if leaf.shape[0] == 1:
+        leaf, dims = reshape_to(leaf, first.shape), tuple(d - 1 for d in dims[1:])
     reduction = REGISTRY["sum" if node.op.name == "mean" else node.op.name]
-    total = reshape_to(reduction(leaf, dims=dims), node.shape)
+    total = reshape_to(reduction(leaf, dims=dims) if dims else leaf, node.shape)
     if node.op.name != "mean":
         return total
     return div(total, constant(first.inputs[0].tensor.numel // node.tensor.numel, total))
@@ -179,13 +181,19 @@ def _restrict(kernel: Kernel, outputs: Sequence[int]) -> Kernel:
 def _replace(kernel: Kernel, values: Mapping[Node, Node]) -> Kernel:
     """The kernel with some nodes replaced, in each other's replacements too."""
     new: dict[Node, Node] = {}
-    for node in topological(kernel.body.outputs):
-        if node in values:
-            new[node] = values[node]
+    stack = list(kernel.body.outputs)
+    while stack:
+        node = stack[-1]
+        before = (values[node],) if node in values else node.inputs
+        if waiting := [n for n in before if n not in new]:
+            stack.extend(waiting)
             continue
-        inputs = tuple(new[i] for i in node.inputs)
-        attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
-        new[node] = node if inputs == node.inputs else node.op(*inputs, **attrs)
+        stack.pop()
+        if node in values:
+            new[node] = new[values[node]]
+        else:
+            inputs = tuple(new[i] for i in node.inputs)
+            new[node] = node if inputs == node.inputs else Node.make(node.op, inputs, node.attrs)
     body = Graph(kernel.body.inputs, tuple(new[o] for o in kernel.body.outputs), kernel.body.output_names)
     return Kernel(kernel.name, body, kernel.inputs, kernel.outputs)
 

@@ -199,6 +199,8 @@ class _Renderer:
         inner = self.nest.walk.descend(node, index)
         if inner is None:
             raise CompileError(f"the loop nest cannot reduce {node}")
+        if node.tensor.numel == node.inputs[0].tensor.numel:  # of one element, along no loop
+            return tile.value(node.inputs[0], inner)
         scope = tile.scope_of(frozenset({self.rows}))
         if (picked := self.reducer.pick(node, inner, scope)) is not None:
             return picked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from egcompile.ir.buffer import (
@@ -46,8 +47,8 @@ def view(op: OpDef, attrs: tuple[Attr, ...], type: TensorType, source: Buffer) -
 def results(op: OpDef, types: Sequence[TensorType], operands: Sequence[Buffer]) -> list[Buffer]:
     """How an op that is written lies in memory: one buffer an output.
 
-    Pointwise work, reductions, `cat` and `pad` keep the order of their widest operand; so do no other
-    movements, which are row-major where they are no views. A convolution and its gradients are channels_last
+    Pointwise work, reductions, `cat` and `pad` keep the order of their widest operand, and so does a reshape
+    that merges axes; other movements are row-major where they are no views. A convolution and its gradients are channels_last
     where an operand is, as ATen has it. Some calls and kernels keep an operand's order (`_MEMORY_ORDER`);
     contractions, other named kernels and other calls are row-major.
     """
@@ -56,6 +57,8 @@ def results(op: OpDef, types: Sequence[TensorType], operands: Sequence[Buffer]) 
     if op.kind in (Kind.POINTWISE, Kind.REDUCTION) or op.name in ("cat", "pad"):
         widest = max(operands, key=lambda b: b.distinct_bytes)
         return [Buffer(t, dense_strides(t.shape, widest.strides)) for t in types]
+    if op.name == "reshape" and (order_of := _merged(operands[0], types[0].shape)) is not None:
+        return [Buffer(types[0], dense_strides(types[0].shape, order_of))]
     if op.name in _CONVOLUTIONS and any(map(is_channels_last, operands)):
         return [Buffer(t, channels_last_strides(t.shape)) for t in types]
     order = _MEMORY_ORDER.get(op.name, {})
@@ -63,6 +66,23 @@ def results(op: OpDef, types: Sequence[TensorType], operands: Sequence[Buffer]) 
         Buffer(t, dense_strides(t.shape, operands[order[i]].strides)) if i in order else Buffer.contiguous(t)
         for i, t in enumerate(types)
     ]
+
+
+def _merged(source: Buffer, shape: Sequence[int]) -> list[int] | None:
+    """Strides in the order of the nearest axes of `source` that each of `shape` merges; None if it does not.
+
+    An upsampled image is one: each of its sides is two axes of the source, one of them repeated.
+    """
+    axes = [(n, s) for n, s in zip(source.type.shape, source.strides) if n != 1]
+    steps: list[int] = []
+    for size in shape:
+        own: list[tuple[int, int]] = []
+        while axes and math.prod(n for n, _ in own) < size:
+            own.append(axes.pop(0))
+        if math.prod(n for n, _ in own) != size:
+            return None
+        steps.append(min((s for _, s in own if s), default=0))
+    return steps
 
 
 _MEMORY_ORDER = {

@@ -10,6 +10,7 @@ from egcompile.ir.buffer import Buffer
 from egcompile.ir.node import Node
 from egcompile.ops.opdef import Kind
 from egcompile.partition import Partition, base, partition
+from egcompile.schedule.beside import beside
 from egcompile.schedule.bodies import Kernels
 from egcompile.schedule.kernel import Call, Free, Launch, Program, Schedule, Step, View
 from egcompile.schedule.order import in_time, order
@@ -22,8 +23,8 @@ _ATEN = (Kind.CONTRACTION, Kind.EXTERN)
 def schedule(extraction: Extraction, target: Target, parts: Partition | None = None) -> Schedule:
     """The forward's and the backward's steps, on any target alike; without `parts`, of the fastest partition.
 
-    As many launches and calls are emitted as extraction and partition planned, but for small kernels that
-    share a launch with others, which is asserted. The unfused plan, there to compare with, keeps these apart.
+    As many launches and calls are emitted as extraction and partition planned, but for kernels that share a
+    launch with others, which is asserted. The unfused plan, there to compare with, keeps these apart.
     """
     parts = parts or partition(extraction, target)
     joint = extraction.joint
@@ -72,7 +73,7 @@ class _Emitter:
         available = [*inputs, *(node for kernel in again for node in kernel.writes)]
         ordered = order(kernels, self._base, kept, available, lambda k: self.rank.get(k.root, 0))
         ordered = in_time(ordered, again, self._base, returned)
-        groups = self._groups(ordered)
+        groups = self._groups(ordered, kept)
         self.shared += len(ordered) - len(groups)
         for group in groups:
             for node in (node for kernel in group for node in kernel.reads):
@@ -90,10 +91,10 @@ class _Emitter:
             buffers,
         )
 
-    def _groups(self, kernels: Sequence[KernelPlan]) -> list[Group]:
+    def _groups(self, kernels: Sequence[KernelPlan], kept: Sequence[Node]) -> list[Group]:
         if self.extraction.stats.mode == "unfused":
             return [(kernel,) for kernel in kernels]
-        return together(kernels, self._base)
+        return together(beside(kernels, self._base, kept), self._base)
 
     def _base(self, node: Node) -> Node:
         return base(self.extraction, node)

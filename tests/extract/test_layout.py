@@ -97,3 +97,16 @@ def test_attention_keeps_the_order_of_its_query_and_contractions_are_row_major()
     assert rows.is_contiguous
     weight = TensorType((8, 8), torch.bfloat16)
     assert results(contract_rows, [weight], [heads_inside] * 2)[0].is_contiguous
+
+
+def test_a_reshape_that_merges_axes_keeps_the_order_of_the_nearest() -> None:
+    def merged(shape: tuple[int, ...], strides: tuple[int, ...], to: tuple[int, ...]) -> tuple[int, ...]:
+        node = reshape(leaf("x", *shape), to)
+        (buffer,) = results(node.op, (node.tensor,), (Buffer(TensorType(shape, torch.float32), strides),))
+        return buffer.strides
+
+    upsampled = (2, 8, 3, 2, 3, 2), (72, 1, 24, 0, 8, 0)
+    assert merged(*upsampled, (2, 8, 6, 6)) == (288, 1, 48, 8)
+    heads = (2, 5, 3, 4), (60, 4, 20, 1)
+    assert merged(*heads, (2, 5, 12)) == (60, 12, 1)
+    assert merged((3, 4), (1, 3), (2, 6)) == (6, 1)
