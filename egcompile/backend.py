@@ -173,7 +173,8 @@ class _Specializing:
         return call
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple([x.item() if i in self.numbers else _key(x) for i, x in enumerate(args)])
+        # as text, in which 0.0 and -0.0 differ, and NaN is NaN
+        return tuple([repr(x.item()) if i in self.numbers else _key(x) for i, x in enumerate(args)])
 
 
 def _refuse_overlap(args: Sequence[Any], mutated: Sequence[int]) -> None:
@@ -204,7 +205,7 @@ def _text(key: Any) -> str:
     if isinstance(key, tuple):
         shape, strides, dtype = key
         return f"{TensorType(tuple(shape), dtype)} with strides {tuple(strides)}"
-    return repr(key)
+    return str(key)
 
 
 def _is_symbolic(argument: Any) -> bool:
