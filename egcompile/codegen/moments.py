@@ -1,4 +1,4 @@
-"""Mean and variance of rows that no program holds: one pass over memory instead of two.
+"""Mean and variance of rows, relative to one of their elements: in one pass, and right to the last digits.
 
 The usual two passes read everything again to subtract the mean. Where a first element k of each row stands in
 for it, one pass gives both, and nothing large cancels:
@@ -6,7 +6,11 @@ for it, one pass gives both, and nothing large cancels:
     mean(x), mean((x - mean(x))^2)   -->   k + s, max(t - s^2, 0)   for s = mean(x - k), t = mean((x - k)^2)
 
 (Chan, Golub and LeVeque, 1983, "Algorithms for computing the sample variance": shifted data. As k is one of
-the n elements, s^2 is at most n times the variance.)
+the n elements, s^2 is at most n times the variance.) Rows that are held on chip keep their two passes.
+
+A mean far larger than the deviation has no digits left for it in fp32, so what subtracts it subtracts both
+parts: `x - mean(x)  -->  (x - k) - s`, of which the first difference is exact. Of 16 bits, x has fewer digits
+than its mean.
 """
 
 from __future__ import annotations
@@ -21,23 +25,60 @@ from egcompile.ops.reduction import mean
 from egcompile.schedule.kernel import Kernel
 
 
-def one_pass(kernel: Kernel, held: Callable[[Node], bool]) -> dict[Node, Node]:
-    """What to replace in the kernel's body: each mean and variance of rows that are not `held` on chip."""
+def shifted(kernel: Kernel, held: Callable[[Node], bool]) -> dict[Node, Node]:
+    """What to replace in the kernel's body: means and variances, and what subtracts such a mean.
+
+    held   whether the rows of a mean are held on chip; of 16 bits, these are left as they are
+    """
     new: dict[Node, Node] = {}
+    parts: dict[Node, tuple[Node, Node]] = {}
     for node in topological(kernel.body.outputs):
         center = _center(node)
-        if center is None or held(center):
+        if center is None or _is_shifted(center.inputs[0]):
             continue
-        x, dims = center.inputs[0], center.attr("dims")
+        x, dims, on_chip = center.inputs[0], center.attr("dims"), held(center)
+        if on_chip and _is_narrow(x):
+            continue
         first = x
         for dim in dims:
             first = slice_(first, axis=dim, start=0, stop=1, step=1)
-        shifted = sub(x, broadcast_to(first, x.shape))
-        along, square = mean(shifted, dims=dims), mean(mul(shifted, shifted), dims=dims)
+        distance = sub(x, broadcast_to(first, x.shape))
+        along = mean(distance, dims=dims)
         new[center] = add(first, along)
-        variance = sub(square, mul(along, along))
-        new[node] = maximum(variance, constant(0.0, variance))
+        if not _is_narrow(x):
+            parts[center] = first, along
+        if not on_chip:
+            square = mean(mul(distance, distance), dims=dims)
+            variance = sub(square, mul(along, along))
+            new[node] = maximum(variance, constant(0.0, variance))
+    for node in topological(kernel.body.outputs):
+        if node.op.name == "sub" and (center := _moved(node.inputs[1])) in parts:
+            first, along = (_put(node.inputs[1], center, part) for part in parts[center])
+            new[node] = sub(sub(node.inputs[0], first), along)
     return new
+
+
+def _moved(node: Node) -> Node:
+    """What is reshaped and broadcast to `node`."""
+    while node.op.name in ("expand", "reshape"):
+        node = node.inputs[0]
+    return node
+
+
+def _put(node: Node, center: Node, part: Node) -> Node:
+    """`part` where `center` is, under the same movements."""
+    if node is center:
+        return part
+    return Node.make(node.op, (_put(node.inputs[0], center, part),), node.attrs)
+
+
+def _is_narrow(x: Node) -> bool:
+    x = _moved(x)
+    return x.op.name == "cast" and x.inputs[0].dtype.itemsize <= 2
+
+
+def _is_shifted(x: Node) -> bool:
+    return x.op.name == "sub" and _moved(x.inputs[1]).op.name == "slice"
 
 
 def _center(node: Node) -> Node | None:

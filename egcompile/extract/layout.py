@@ -48,9 +48,9 @@ def results(op: OpDef, types: Sequence[TensorType], operands: Sequence[Buffer]) 
     """How an op that is written lies in memory: one buffer an output.
 
     Pointwise work, reductions, `cat` and `pad` keep the order of their widest operand, and so does a reshape
-    that merges axes; other movements are row-major where they are no views. A convolution and its gradients are channels_last
-    where an operand is, as ATen has it. Some calls and kernels keep an operand's order (`_MEMORY_ORDER`);
-    contractions, other named kernels and other calls are row-major.
+    that merges axes; other movements are row-major where they are no views. A convolution and its gradients
+    are channels_last where an operand is, as ATen has it. Some calls and kernels keep an operand's order
+    (`_MEMORY_ORDER`); contractions, other named kernels and other calls are row-major.
     """
     if op.kind is Kind.LEAF:
         return [Buffer(t, (0,) * t.rank) for t in types]  # a constant has no order of its own
