@@ -139,6 +139,13 @@ class Encoder:
         return application(node.op, [self.handle(i) for i in node.inputs], attr_literals(node))
 
 
+def ops_of(nodes: Iterable[Node]) -> set[OpDef]:
+    """The ops of which the terms of `nodes` are made."""
+    nodes = list(nodes)
+    minus_zero = any(n.op is full and _is_minus_zero(n.attr("value")) for n in nodes)
+    return {n.op for n in nodes} | ({neg} if minus_zero else set())
+
+
 def attr_literals(node: Node) -> list[str]:
     return [literal(v, k) for v, k in zip(node.attrs, node.op.attrs.values(), strict=True)]
 
@@ -157,10 +164,10 @@ def program_text(graph: Graph) -> str:
     nodes = graph.nodes
     encoder = Encoder()
     encoder.add(nodes)
-    ops = {node.op.name: node.op for node in nodes}
+    ops = dict.fromkeys([*(node.op for node in nodes), *ops_of(nodes)])
     typed = [f'(typed {i} "{type}")' for i, type in encoder.types]
     facts = type_facts(type for _, type in encoder.types)
-    return "\n".join([*declarations(ops.values()), *encoder.commands, *typed, *facts, "(run types 2)"])
+    return "\n".join([*declarations(ops), *encoder.commands, *typed, *facts, "(run types 2)"])
 
 
 def _is_minus_zero(value: float) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from egcompile.ir.node import Node
 from egcompile.ir.types import ValueType
+from egcompile.language.encode import ops_of
 from egcompile.language.render import left_ops, right_ops
 from egcompile.language.session import Contents, Session
 from egcompile.language.types import infer_types
@@ -31,7 +32,7 @@ def usable(
 
 def session_with(nodes: Sequence[Node], rules: Sequence[Rule]) -> Session:
     """An e-graph with `nodes`, their types, and `rules`."""
-    ops = {node.op for node in nodes}.union(*(right_ops(r) for r in rules))
+    ops = ops_of(nodes).union(*(right_ops(r) for r in rules))
     session = Session(sorted(ops, key=lambda op: op.name), rules)
     session.load(nodes)
     return session

@@ -8,6 +8,7 @@ import egglog.bindings as egglog
 import pytest
 import torch
 
+import egcompile
 from egcompile import ops
 from egcompile.ir import Attr, Graph, Node
 from egcompile.language import Session, program_text
@@ -87,6 +88,17 @@ def test_program_text_is_readable() -> None:
 def test_no_op_has_a_name_of_egglogs() -> None:
     """`log`, `neg` and others are primitives of egglog; all ops together are a program."""
     Session(REGISTRY.values())
+
+
+def test_a_graph_whose_one_minus_is_in_a_constant() -> None:
+    """egglog has no -0.0, which is written as a negation, wherever the graph and the rules have none."""
+    x = _input("x", 4)
+    minus = ops.full(value=-0.0, shape=(4,), dtype=torch.float32)
+    graph = Graph((x,), (ops.maximum(x, minus),))
+    _run(program_text(graph))
+    for plan in (egcompile.optimize(graph, "cpu", mode) for mode in ("exact", "greedy", "unfused")):
+        (y,) = plan.run([torch.full((4,), -1.0)])
+        assert torch.signbit(y).all() and not y.any()
 
 
 def test_equal_work_is_one_class_and_minus_zero_is_not_zero() -> None:
