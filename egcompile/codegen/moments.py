@@ -52,7 +52,10 @@ def shifted(kernel: Kernel, held: Callable[[Node], bool]) -> dict[Node, Node]:
             variance = sub(square, mul(along, along))
             new[node] = maximum(variance, constant(0.0, variance))
     for node in topological(kernel.body.outputs):
-        if node.op.name == "sub" and (center := _moved(node.inputs[1])) in parts:
+        if node.op.name != "sub":
+            continue
+        center = _moved(node.inputs[1])
+        if center in parts:
             first, along = (_put(node.inputs[1], center, part) for part in parts[center])
             new[node] = sub(sub(node.inputs[0], first), along)
     return new

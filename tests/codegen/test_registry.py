@@ -50,6 +50,15 @@ def test_sample_is_computed(op: OpDef, sample: Sample, dtype: str) -> None:
     check(kernel, inputs=inputs, **tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_no_kernel_has_atomics(dtype: str) -> None:
+    """Equal inputs give equal bits: sums over programs go through memory, in a fixed order."""
+    for op in ops_of(*KINDS):
+        for sample in op.samples:
+            text = generate(kernel_of(op, sample, dtype), Target.parse("cuda:90")).text
+            assert "def " in text and "atomic" not in text, op.name
+
+
 def test_every_pointwise_op_has_a_spelling_or_a_definition() -> None:
     for op in ops_of(Kind.POINTWISE):
         assert op.scalar is not None or op.definition is not None, op.name
