@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._C import _functorch as functorch
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import (
@@ -203,7 +204,9 @@ def example(node: Any) -> Any:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory, fake ones too."""
+    """Equal for tensors that share memory, fake ones and those that a transform wraps too."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 

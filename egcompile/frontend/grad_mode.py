@@ -6,6 +6,7 @@ torch.export's `wrap_with_set_grad_enabled` over a submodule.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -49,9 +50,11 @@ def detach_no_grad_values(gm: fx.GraphModule, enabled: bool = True) -> None:
     `x = f(y)` under no_grad, then `g(x)`  -->  `x = f(y)`, `g(detach(x))`. The graph is entered with
     gradients on or off.
 
-    Raises TraceError where a change in place crosses the border: under no_grad, of a value that needs a
-    gradient, or outside, of a value made under no_grad by one that does. The functional graph would
-    give the changed value another gradient than eager does.
+    `x.detach_()` is a `detach` of `x` that later reads of `x` see.
+
+    Raises TraceError where a change in place crosses the border: under no_grad or through `detach()` or
+    `.data`, of a value that needs a gradient, or outside, of a value made under no_grad by one that does.
+    The functional graph would give the changed value another gradient than eager does.
     """
     live = {node for node in gm.graph.find_nodes(op="placeholder") if _needs_gradient(node)}
     region = _Region(gm, live, enabled)
@@ -65,6 +68,7 @@ class _Region:
 
     live    values that a gradient may flow through
     dead    values computed with gradients off, and the detached value once there is one
+    cut     what `detach` made of live values, and the views of that
     """
 
     def __init__(self, gm: fx.GraphModule, live: set[fx.Node], enabled: bool) -> None:
@@ -72,6 +76,7 @@ class _Region:
         self.live = live
         self.enabled = enabled
         self.dead: dict[fx.Node, fx.Node | None] = {}
+        self.cut: set[fx.Node] = set()
 
     def rewrite(self) -> None:
         for node in list(self.gm.graph.nodes):
@@ -82,7 +87,7 @@ class _Region:
             elif node.op == "output" and self.enabled:
                 self.detach_operands(node)
             elif node.op in ("call_function", "call_method", "call_module"):
-                self.call(node)
+                self.call(self.without_detach_in_place(node))
         self.gm.recompile()
 
     def call(self, node: fx.Node) -> None:
@@ -95,6 +100,10 @@ class _Region:
                 return
         changed = _changed_in_place(node)
         live = any(operand in self.live for operand in node.all_input_nodes)
+        if self.enabled and (detached := [x for x in changed if x in self.cut]):
+            read_later = [x for x in self.live if any(user > node for user in x.users)]
+            if _share_memory(detached, read_later):
+                _refuse(node, f"{detached[0]} is a detached view of what needs a gradient, changed in place")
         changes_dead = _share_memory(changed, self.dead)
         if self.enabled and live and changes_dead:
             _refuse(node, "a value made under no_grad is changed in place by one that needs a gradient")
@@ -108,8 +117,26 @@ class _Region:
             self.dead[node] = None
         else:
             self.detach_operands(node)
-            if live:
+            if _is_detach(node) or (not live and any(x in self.cut for x in node.all_input_nodes)):
+                self.cut.add(node)
+            elif live:
                 self.live.update(filter(_is_float, (node, *changed)))
+
+    def without_detach_in_place(self, node: fx.Node) -> fx.Node:
+        """For `x.detach_()`, a `detach` that stands for `x` from here on; any other call as it is."""
+        if getattr(node.target, "__name__", node.target) not in ("detach_", "detach_.default"):
+            return node
+        value: Any = node.args[0]
+        if value.op == "placeholder":
+            _refuse(node, f"{value}, which comes from outside, is detached in place")
+        with self.gm.graph.inserting_before(node):
+            detached = self.gm.graph.call_function(DETACH, (value,))
+        detached.meta = dict(node.meta)
+        node.replace_all_uses_with(detached)
+        earlier = set(itertools.takewhile(lambda other: other is not detached, self.gm.graph.nodes))
+        value.replace_all_uses_with(detached, lambda user: user not in earlier and user is not detached)
+        self.gm.graph.erase_node(node)
+        return detached
 
     def enter(self, node: fx.Node) -> None:
         """A region of torch.export, `(enabled, body, *operands)`; its results are read by getitem."""
@@ -182,6 +209,11 @@ def _share_memory(changed: Iterable[fx.Node], others: Iterable[fx.Node]) -> bool
 def _is_in_place_name(name: Any) -> bool:
     """`add_` and `__setitem__` are, `add` and `__add__` are not."""
     return name == "__setitem__" or (str(name).endswith("_") and not str(name).endswith("__"))
+
+
+def _is_detach(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", node.target)
+    return name in ("detach", "detach.default", "_get_data_attr")
 
 
 def _is_item(node: fx.Node) -> bool:

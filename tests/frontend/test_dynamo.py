@@ -442,3 +442,16 @@ def test_arguments_that_share_memory_are_not_changed_in_place() -> None:
     with pytest.raises(TraceError, match="share memory"):
         compiled(base, base[:2])
     assert (base == 0).all()
+
+
+def test_a_batched_function() -> None:
+    """Inside of vmap a tensor has no memory of its own."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.func.vmap(lambda row: (row @ w).tanh() * row.sum())(x)
+
+    x, w = torch.rand(5, 4, requires_grad=True), torch.rand(4, 3, requires_grad=True)
+    results = [run(x, w) for run in (function, torch.compile(function, backend="egcompile", fullgraph=True))]
+    torch.testing.assert_close(results[1], results[0])
+    gradients = [torch.autograd.grad(y.square().sum(), (x, w)) for y in results]
+    torch.testing.assert_close(gradients[1], gradients[0])

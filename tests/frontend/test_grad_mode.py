@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from egcompile import ops
+from egcompile.errors import TraceError
 from egcompile.frontend import trace
 from tests.frontend.test_dynamo import Backend
 
@@ -77,10 +78,34 @@ def detached(w: Tensor, x: Tensor) -> Tensor:
     return (w.detach() * x).sum() + (w * x.detach()).sum()
 
 
+def detached_in_place(w: Tensor, x: Tensor) -> Tensor:
+    product = w * x
+    before = product.view(-1) * 2
+    chained = (w + x).exp().detach_() * w
+    product.detach_()
+    return (product * w).sum() + before.sum() + chained.sum()
+
+
+def detached_and_changed(w: Tensor, x: Tensor) -> Tensor:
+    distance = (w - x).square()
+    nearest = distance.detach().clamp_(max=0.1)
+    return (nearest * w).sum()
+
+
+def a_detached_copy_changed(w: Tensor, x: Tensor) -> Tensor:
+    y = w * x
+    kept = y.detach().clone()
+    kept[0] = 3
+    return (y * kept).sum()
+
+
 @pytest.mark.parametrize("route", [by_export, by_dynamo], ids=["export", "dynamo"])
 @pytest.mark.parametrize(
     "function",
-    [value_only, enabled_inside, several_results, changed_without_gradient, changed_again, detached],
+    [
+        *(value_only, enabled_inside, several_results, changed_without_gradient, changed_again),
+        *(detached, detached_in_place, detached_and_changed, a_detached_copy_changed),
+    ],
 )
 def test_gradients(function: Callable[..., Tensor], route: Callable[..., Any]) -> None:
     w, x = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4, requires_grad=True)
@@ -160,10 +185,25 @@ def fills_a_dead_value(w: Tensor) -> Tensor:
     return total.sum()
 
 
+def changes_a_detached_view(w: Tensor) -> Tensor:
+    y = w * 2
+    y.detach().add_(1)
+    return y * w
+
+
+def changes_a_view_of_a_detached_one(w: Tensor) -> Tensor:
+    y = w * 2
+    v = y.view(-1)
+    y.detach()[1:].zero_()
+    return v * w
+
+
 @pytest.mark.parametrize("route", [by_export, by_dynamo], ids=["export", "dynamo"])
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (changes_a_detached_view, "is a detached view of what needs a gradient, changed in place"),
+        (changes_a_view_of_a_detached_one, "is a detached view of what needs a gradient, changed in place"),
         (changes_a_live_value, r"needs a gradient and is changed in place under no_grad"),
         (changes_a_view_of_a_live_value, r"needs a gradient and is changed in place under no_grad"),
         (
@@ -178,6 +218,22 @@ def test_changes_across_the_border_are_refused(
 ) -> None:
     with pytest.raises(Exception, match=message + r"; clone it first, at test_grad_mode.py:\d+"):
         route(function)(torch.rand(3, requires_grad=True))
+
+
+def test_an_argument_detached_in_place_is_refused() -> None:
+    """By export; Dynamo breaks the graph there."""
+    with pytest.raises(TraceError, match="comes from outside, is detached in place; clone it first"):
+        trace(lambda w: w.detach_() * 2, (torch.rand(3, requires_grad=True),))
+
+
+def test_data_changed_in_place_is_refused() -> None:
+    def function(w: Tensor) -> Tensor:
+        y = w.clone()
+        y.data.add_(1)
+        return y * w
+
+    with pytest.raises(Exception, match="is a detached view of what needs a gradient, changed in place"):
+        by_dynamo(function)(torch.rand(3, requires_grad=True))
 
 
 def test_lines_inside_of_a_region() -> None:
