@@ -32,6 +32,12 @@ _COMMUTATIVE = frozenset(
 )
 
 
+_INTEGERS = {
+    dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+}
+
+
 def is_full(x: Node) -> bool:
     return x.op is ops.full
 
@@ -77,7 +83,7 @@ def broadcast(x: Node, shape: Sequence[int]) -> Node:
 
 
 def operand(x: Operand, like: TensorType) -> Node:
-    """A tensor or a number as an operand of exactly the type `like`.
+    """A tensor or a number as an operand of exactly the type `like`; an integer wraps around as in ATen.
 
     Raises UnsupportedOp for an integer that the float of a `full` does not hold, such as 2^53 + 1.
     """
@@ -85,6 +91,9 @@ def operand(x: Operand, like: TensorType) -> Node:
         return broadcast(cast(x, like.dtype), like.shape)
     if not like.dtype.is_floating_point and float(x) != x:
         raise UnsupportedOp(f"the constant {x}, as {like.dtype}")
+    if like.dtype in _INTEGERS and float(x).is_integer():
+        least, most = _INTEGERS[like.dtype]
+        x = (int(x) - least) % (most - least + 1) + least
     return ops.full(value=x, shape=like.shape, dtype=like.dtype)
 
 

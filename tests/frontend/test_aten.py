@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+import egcompile
 from egcompile import ops
 from egcompile.errors import TraceError, UnsupportedOp
 from egcompile.frontend import import_fx
@@ -71,6 +72,11 @@ def targets(shape: str = "i64[6]") -> Tensor:
     return target
 
 
+def distances() -> Tensor:
+    """Where a loss bends, and beyond."""
+    return torch.tensor([0.0, -0.0, 0.5, 1, -1, 2, -2, 3, 1e20, -1e30, math.inf, -math.inf])
+
+
 CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.add.Tensor: [*binary(), (t(X), t(X), {"alpha": 2.5}), (t("bool[3]"), t("bool[3]"))],
     aten.add.Scalar: scalar(),
@@ -111,6 +117,11 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.gelu.default: [(t(X),), (t(X), {"approximate": "tanh"})],
     aten.hardsigmoid.default: unary(),
     aten.hardswish.default: unary(),
+    aten.logit.default: [
+        (t(X, 0.1, 0.9),),
+        (t(X, -0.5, 1.5), 0.1),
+        (torch.tensor([0.0, 1, -0.1, 1.1, 0.5, math.inf, -math.inf, math.nan, 1e-30]),),
+    ],
     aten.hardtanh.default: [*unary(), (t(X), 0.0, 6.0)],
     aten.elu.default: [*unary(), (t(X), 0.5, 2.0, 3.0)],
     aten.celu.default: [*unary(), (t(X), 0.5)],
@@ -136,7 +147,10 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.masked_fill.Scalar: [(t(X), t("bool[4]"), -1e9)],
     aten.masked_fill.Tensor: [(t(X), t("bool[3,1]"), t("f64[]"))],
     aten.clamp.default: [(t(X), -1, 1), (t(X), None, 0.5), (torch.tensor([-1.0, 1.0, 0.0]), -1, 1)],
-    aten.clamp.Tensor: [(t(X), t(Y, -2, 0), t(Y, 0, 2)), (t(X), t("f64[3,1]"))],
+    aten.clamp.Tensor: [
+        *((t(X), t(Y, -2, 0), t(Y, 0, 2)), (t(X), t("f64[3,1]"))),
+        (torch.tensor([1.0, -1.0, math.nan]), torch.tensor([math.nan, 0.0, 0.0])),
+    ],
     aten.clamp_min.default: [(t(X), 0), (torch.zeros(3, dtype=torch.float64), 0)],
     aten.clamp_min.Tensor: [(t(X), t(Y))],
     aten.clamp_max.default: [(t(X), 0)],
@@ -229,6 +243,7 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
     aten.logsumexp.default: [
         *((t(X), [1]), (t(X), [0], True)),
         *((torch.full((2, 3), value), [1]) for value in (-math.inf, math.inf)),
+        *((torch.zeros(3, 0), [1]), (torch.zeros(0, 3), [1], True), (torch.zeros(3, 0), [0])),
     ],
     aten.linalg_vector_norm.default: [
         *((t(X),), (t(X), 1.0, [1], True), (t(X), 2, [0, 1]), (t("f64[]"),)),
@@ -306,6 +321,14 @@ CASES: dict[Any, list[tuple[Any, ...]]] = {
         (t("f64[2,5,3,4]"), targets("i64[2,3,4]"), weight, reduction, -100)
         for weight in (None, positive("f64[5]"))
         for reduction in (0, 1, 2)
+    ],
+    aten.smooth_l1_loss.default: [
+        *((t(X), t(X), reduction, 0.7) for reduction in (0, 1, 2)),
+        *((t(X), t("f64[4]"), 0), (distances(), torch.zeros(12), 0), (distances(), torch.zeros(12), 0, 2.0)),
+    ],
+    aten.huber_loss.default: [
+        *((t(X), t(X), reduction, 0.7) for reduction in (0, 1, 2)),
+        *((t(X), t("f64[4]"), 0), (distances(), torch.zeros(12), 0), (distances(), torch.zeros(12), 0, 2.0)),
     ],
     aten.binary_cross_entropy.default: [
         (t(X, 0.1, 0.9), t(X, 0.0, 1.0)),
@@ -450,6 +473,29 @@ def test_row(op: Any, case: tuple[Any, ...]) -> None:
         return
     for mine, theirs in zip(gradients(found, inputs), gradients(flat(expected), inputs), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("op", [o for o, cases in CASES.items() if o.name().endswith(".Scalar") and cases])
+def test_a_number_wraps_around_to_an_integer_s_range(op: Any, dtype: torch.dtype) -> None:
+    """Where ATen takes it: some ops refuse, powers and divisions are of floats."""
+    x = torch.tensor([0, 1, 2, 100, -1]).to(dtype)
+    for number in (300, -1, -129, 2**31 + 5):
+        try:
+            expected = op(x, number)
+        except RuntimeError:
+            continue
+        if expected.dtype.is_floating_point:
+            continue
+        imported, inputs = import_call(op, (x, number), {}, expected)
+        assert torch.equal(ops.evaluate(imported.graph, inputs)[0], expected)
+
+
+def test_a_power_of_0_has_a_gradient_of_0() -> None:
+    x = torch.tensor([0.0, -1.0, math.inf, math.nan], requires_grad=True)
+    y = egcompile.compile(lambda x: x**0)(x)
+    assert torch.equal(y, torch.ones(4))
+    assert torch.equal(torch.autograd.grad(y, x, torch.ones(4))[0], torch.zeros(4))
 
 
 REFUSED = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -143,6 +143,37 @@ def _mse_loss(out: TensorType, x: Node, y: Node, reduction: int) -> Node:
     return _reduce_loss(out, ops.mul(difference, difference), reduction)
 
 
+def _bent(
+    out: TensorType,
+    x: Node,
+    y: Node,
+    reduction: int,
+    bound: Scalar,
+    curve: Callable[[Node], Node],
+    line: Callable[[Node], Node],
+) -> Node:
+    """Of the distances below `bound` the `curve`, of others the `line`, infinities among them."""
+    like = TensorType(broadcast_shapes(x.shape, y.shape), out.dtype)
+    distance = ops.abs(ops.sub(operand(x, like), operand(y, like)))
+    near = ops.lt(distance, operand(bound, like))
+    bent = ops.where(near, distance, operand(0, like))  # of an infinity, the slope would be one
+    return _reduce_loss(out, ops.where(near, curve(bent), line(distance)), reduction)
+
+
+def _smooth_l1_loss(out: TensorType, x: Node, y: Node, reduction: int, beta: Scalar) -> Node:
+    def curve(d: Node) -> Node:
+        return ops.div(_times(ops.mul(d, d), 0.5), operand(beta or 1, d.tensor))
+
+    return _bent(out, x, y, reduction, beta, curve, lambda d: ops.sub(d, operand(0.5 * beta, d.tensor)))
+
+
+def _huber_loss(out: TensorType, x: Node, y: Node, reduction: int, delta: Scalar) -> Node:
+    def line(d: Node) -> Node:
+        return _times(ops.sub(d, operand(0.5 * delta, d.tensor)), delta)
+
+    return _bent(out, x, y, reduction, delta, lambda d: _times(ops.mul(d, d), 0.5), line)
+
+
 def _binary_cross_entropy(
     out: TensorType, x: Node, target: Node, weight: Node | None, reduction: int
 ) -> Node:
@@ -174,6 +205,8 @@ LOSS: dict[Any, Any] = {
     aten.nll_loss_forward.default: _nll_loss,
     aten.nll_loss2d_forward.default: _nll_loss,
     aten.mse_loss.default: _mse_loss,
+    aten.smooth_l1_loss.default: _smooth_l1_loss,
+    aten.huber_loss.default: _huber_loss,
     aten.binary_cross_entropy.default: _binary_cross_entropy,
     aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy_with_logits,
 }

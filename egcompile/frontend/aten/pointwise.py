@@ -102,6 +102,24 @@ def _pow_scalar(out: TensorType, x: Operand, exponent: Scalar) -> Node:
     return _pow(out, x, exponent)
 
 
+def _constant_of(x: Node, value: Scalar) -> Node:
+    """`value` everywhere, whose gradient in `x` is 0 and not none."""
+    constant = operand(value, x.tensor)
+    if not x.dtype.is_floating_point:
+        return constant
+    return ops.where(ops.full(value=False, shape=x.shape, dtype=torch.bool), x, constant)
+
+
+def _logit(out: TensorType, x: Operand, eps: Scalar | None = None) -> Node:
+    """`log(x / (1 - x))`; outside of 0 to 1 it and its gradient are NaN, at both ends its gradient is inf."""
+    x = operand(x, out)
+    if eps is not None:
+        x = _clamp(out, x, eps, 1 - eps)
+    outside = ops.logical_or(ops.lt(x, operand(0, out)), ops.gt(x, operand(1, out)))
+    valid = ops.where(outside, operand(math.nan, out), operand(1, out))
+    return ops.mul(ops.sub(ops.log(x), ops.log1p(ops.neg(x))), valid)
+
+
 def _pow(out: TensorType, a: Operand, b: Operand) -> Node:
     if not out.dtype.is_floating_point:
         raise UnsupportedOp(f"powers of integers, as {out}")
@@ -109,7 +127,7 @@ def _pow(out: TensorType, a: Operand, b: Operand) -> Node:
 
 
 _POWERS: dict[float, Callable[[Node], Node]] = {
-    0.0: lambda x: operand(1, x.tensor),
+    0.0: lambda x: _constant_of(x, 1),
     1.0: lambda x: x,
     2.0: lambda x: ops.mul(x, x),
     3.0: lambda x: ops.mul(ops.mul(x, x), x),
@@ -130,7 +148,10 @@ def _masked_fill(out: TensorType, x: Operand, mask: Node, value: Operand) -> Nod
 
 
 def _clamp(out: TensorType, x: Operand, low: Operand | None = None, high: Operand | None = None) -> Node:
-    """By choice and not by maximum: at a bound the gradient is the operand's own, at NaN 0, as in ATen."""
+    """By choice and not by maximum: at a bound the gradient is the operand's own, at NaN 0, as in ATen.
+
+    Of a bound that is NaN the result is too, and neither gets a gradient.
+    """
     result = operand(x, out)
     if out.dtype.is_floating_point:
         result = ops.where(ops.eq(result, result), result, ops.stop_gradient(result))
@@ -138,6 +159,8 @@ def _clamp(out: TensorType, x: Operand, low: Operand | None = None, high: Operan
         if bound is not None:
             limit = operand(bound, out)
             result = ops.where(outside(result, limit), limit, result)
+            if isinstance(bound, Node) and bound.dtype.is_floating_point:
+                result = ops.where(ops.ne(limit, limit), ops.stop_gradient(limit), result)
     return result
 
 
@@ -215,6 +238,7 @@ POINTWISE: dict[Any, Any] = {
     aten.rsqrt.default: _unary(ops.rsqrt),
     aten.exp.default: _unary(ops.exp),
     aten.log.default: _unary(ops.log),
+    aten.logit.default: _logit,
     aten.log1p.default: _unary(ops.log1p),
     aten.expm1.default: _unary(ops.expm1),
     aten.sin.default: _unary(ops.sin),

@@ -103,6 +103,8 @@ def _var_mean(
 def _logsumexp(out: TensorType, x: Node, dims: Any, keepdim: bool) -> Node:
     """Relative to the largest element, or to 0 where that is infinite: such a row's is that too."""
     x = cast(x, out.dtype)
+    if not x.tensor.numel:  # nothing has no largest element
+        return reshape(ops.log(reduced(ops.sum, ops.exp(x), dims)), out.shape)
     top = ops.stop_gradient(reduced(ops.amax, x, dims))
     infinite = ops.eq(ops.abs(top), operand(math.inf, top.tensor))
     top = ops.where(infinite, operand(0, top.tensor), top)
