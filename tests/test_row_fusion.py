@@ -94,6 +94,7 @@ CASES = {
     "pre gemma": Case(before(gemma), (X, X, W), 4, 4, (1, 2)),
     "normalize": Case(lambda x: F.normalize(x, dim=-1), (X,), 2, 3),
     "softmax": Case(lambda x: x.softmax(-1), (X,), 2, 3),
+    "softmax in fp32": Case(lambda x: F.softmax(x, -1, dtype=torch.float32).to(x.dtype), (X,), 2, 3),
     "softmax of columns": Case(lambda x: x.softmax(0), (X,), 2, 3),
     "log_softmax": Case(lambda x: x.log_softmax(-1), (X,), 2, 3),
     "less logsumexp": Case(lambda x: x - x.logsumexp(-1, keepdim=True), (X,), 2, 3),

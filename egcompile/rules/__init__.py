@@ -25,7 +25,7 @@ derivatives.
 """
 
 from egcompile.rules import algebra, backward, channel_norm, convolution, loss, movement
-from egcompile.rules.fusion import layer_norm, linear, linear_backward, norm_cast
+from egcompile.rules.fusion import layer_norm, linear, linear_backward, norm_cast, softmax_cast
 from egcompile.rules.fusion import norm as fused_norm
 from egcompile.rules.recognition import activation, attention, norm, softmax
 from egcompile.rules.rule import RULES, VJPS, Equations, Rule, Vjp, rule, vjp
