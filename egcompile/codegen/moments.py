@@ -6,7 +6,8 @@ for it, one pass gives both, and nothing large cancels:
     mean(x), mean((x - mean(x))^2)   -->   k + s, max(t - s^2, 0)   for s = mean(x - k), t = mean((x - k)^2)
 
 (Chan, Golub and LeVeque, 1983, "Algorithms for computing the sample variance": shifted data. As k is one of
-the n elements, s^2 is at most n times the variance.) Rows that are held on chip keep their two passes.
+the n elements, s^2 is at most n times the variance.) Rows that are held on chip keep their two passes. Where
+the first element is no larger than elements differ, nothing would cancel, and k is 0.
 
 A mean far larger than the deviation has no digits left for it in fp32, so what subtracts it subtracts both
 parts: `x - mean(x)  -->  (x - k) - s`, of which the first difference is exact. Of 16 bits, x has fewer digits
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from egcompile.ir.node import Node, topological
+from egcompile.ops import pointwise
 from egcompile.ops.build import broadcast_to, constant
 from egcompile.ops.movement import slice_
-from egcompile.ops.pointwise import add, maximum, mul, sub
+from egcompile.ops.pointwise import add, gt, maximum, mul, sub, where
 from egcompile.ops.reduction import mean
 from egcompile.schedule.kernel import Kernel
 
@@ -39,9 +41,7 @@ def shifted(kernel: Kernel, held: Callable[[Node], bool]) -> dict[Node, Node]:
         x, dims, on_chip = center.inputs[0], center.attr("dims"), held(center)
         if on_chip and _is_narrow(x):
             continue
-        first = x
-        for dim in dims:
-            first = slice_(first, axis=dim, start=0, stop=1, step=1)
+        first = _origin(x, dims)
         distance = sub(x, broadcast_to(first, x.shape))
         along = mean(distance, dims=dims)
         new[center] = add(first, along)
@@ -59,6 +59,17 @@ def shifted(kernel: Kernel, held: Callable[[Node], bool]) -> dict[Node, Node]:
             first, along = (_put(node.inputs[1], center, part) for part in parts[center])
             new[node] = sub(sub(node.inputs[0], first), along)
     return new
+
+
+def _origin(x: Node, dims: tuple[int, ...]) -> Node:
+    """Each row's first element, or 0 where it is less than four times its distance from the last."""
+    first = last = x
+    for dim in dims:
+        size = x.shape[dim]
+        first = slice_(first, axis=dim, start=0, stop=1, step=1)
+        last = slice_(last, axis=dim, start=size - 1, stop=size, step=1)
+    far = gt(pointwise.abs(first), mul(pointwise.abs(sub(first, last)), constant(4.0, first)))
+    return where(far, first, constant(0.0, first))
 
 
 def _moved(node: Node) -> Node:
@@ -81,7 +92,10 @@ def _is_narrow(x: Node) -> bool:
 
 
 def _is_shifted(x: Node) -> bool:
-    return x.op.name == "sub" and _moved(x.inputs[1]).op.name == "slice"
+    if x.op.name != "sub":
+        return False
+    origin = _moved(x.inputs[1])
+    return origin.op.name == "where" and origin.inputs[1].op.name == "slice"
 
 
 def _center(node: Node) -> Node | None:
