@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-import egcompile
 from egcompile import ops
 from egcompile.errors import TraceError, UnsupportedOp
 from egcompile.frontend import import_fx
@@ -473,29 +472,6 @@ def test_row(op: Any, case: tuple[Any, ...]) -> None:
         return
     for mine, theirs in zip(gradients(found, inputs), gradients(flat(expected), inputs), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("op", [o for o, cases in CASES.items() if o.name().endswith(".Scalar") and cases])
-def test_a_number_wraps_around_to_an_integer_s_range(op: Any, dtype: torch.dtype) -> None:
-    """Where ATen takes it: some ops refuse, powers and divisions are of floats."""
-    x = torch.tensor([0, 1, 2, 100, -1]).to(dtype)
-    for number in (300, -1, -129, 2**31 + 5):
-        try:
-            expected = op(x, number)
-        except RuntimeError:
-            continue
-        if expected.dtype.is_floating_point:
-            continue
-        imported, inputs = import_call(op, (x, number), {}, expected)
-        assert torch.equal(ops.evaluate(imported.graph, inputs)[0], expected)
-
-
-def test_a_power_of_0_has_a_gradient_of_0() -> None:
-    x = torch.tensor([0.0, -1.0, math.inf, math.nan], requires_grad=True)
-    y = egcompile.compile(lambda x: x**0)(x)
-    assert torch.equal(y, torch.ones(4))
-    assert torch.equal(torch.autograd.grad(y, x, torch.ones(4))[0], torch.zeros(4))
 
 
 REFUSED = [
