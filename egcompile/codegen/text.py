@@ -171,19 +171,21 @@ class _Printer:
             postfix = after.startswith(".")
             right = bool(re.search(r"[-+*/%&|<>=]\s*$", before))
             strict = own == level and right and not (template == "{0} + {1}" or template == "{0} * {1}")
-            keeps = not postfix and (own > level or (own == level and not strict and not right))
+            chains = level == _COMPARISON  # `a < b == 0` is `a < b and b == 0`
+            keeps = not postfix and (own > level or (own == level and not (strict or right or chains)))
             return text if own == _ATOM or keeps else f"({text})"
 
         return re.sub(r"\{(\d+)\}", replace, template)
 
 
 _ATOM = 9
-_OPERATORS = ((0, r"<=|>=|==|!=|<|>"), (1, r"[|]"), (2, r"&"), (3, r"[-+]"), (4, r"//|[*/%]"))
+_COMPARISON = 0
+_OPERATORS = ((_COMPARISON, r"<=|>=|==|!=|<|>"), (1, r"[|]"), (2, r"&"), (3, r"[-+]"), (4, r"//|[*/%]"))
 
 
 def _is_argument(before: str, after: str) -> bool:
     """Whether a placeholder stands alone between commas and parentheses, or after `=`."""
-    opens = not before or bool(re.search(r"(\(|, |\[|(?<!=)= ?)$", before))
+    opens = not before or bool(re.search(r"(\(|, |\[|(?<![=!<>])= ?)$", before))
     return opens and (not after or after[0] in "),:]" or after.startswith(" if "))
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 import torch
 
 from egcompile.codegen.scalar import literal
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, identifier, named, print_block
+from egcompile.ops import REGISTRY
 
 a, b, c = named("a"), named("b"), named("c")
 
@@ -26,6 +30,7 @@ def expression(template: str, *operands: Value) -> Value:
         ("{0} + {1}", "{0} * {1}", "{0} / {1}", "a * b + a / b"),
         ("{0} - {1}", "{0} - {1}", "{0} - {1}", "a - b - (a - b)"),
         ("{0} & {1}", "{0} < {1}", "{0} == {1}", "(a < b) & (a == b)"),
+        ("{0} == {1}", "{0} < {1}", "{0} >= {1}", "(a < b) == (a >= b)"),
         ("f({0}, {1})", "{0} + {1}", "-{0} * {1}", "f(a + b, -a * b)"),
         ("{0} / {1}", "f({0})", "{0} * {1}", "f(a) / (a * b)"),
         ("{0}.to(t) + {1}", "{0} + {1}", "{0} // {1}", "(a + b).to(t) + a // b"),
@@ -39,6 +44,27 @@ def test_precedence(template: str, first: str, second: str, text: str) -> None:
     if ".to" not in text and "//" not in text and "&" not in text:
         whole = template.format(f"({first.format('a', 'b')})", f"({second.format('a', 'b')})")
         assert eval(text, dict(values)) == eval(whole, dict(values))
+
+
+TEMPLATES = sorted({op.scalar for op in REGISTRY.values() if op.scalar})
+
+
+@pytest.mark.parametrize("outer", TEMPLATES)
+def test_operands_stay_operands(outer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each op of the registry in each place of each other: as if all were in parentheses."""
+    monkeypatch.setattr("egcompile.codegen.text.INLINE_LENGTH", 1000)
+    places = len(set(re.findall(r"{(\d)}", outer)))
+    if len(re.findall(r"{\d}", outer)) != places:
+        pytest.skip("an operand that is read twice has a name")
+    for inner in TEMPLATES:
+        if outer == "-{0}" and not {"%", "//"} & set(inner):
+            continue  # -(a * b) is (-a) * b
+        for place in range(places):
+            operand = expression(inner, a, b, c)
+            operands = [operand if i == place else (a, b, c)[i] for i in range(places)]
+            (line,) = printed(operand, Line(f"y = {outer}", tuple(operands)))
+            texts = [x.template if x is not operand else f"({inner.format('a', 'b', 'c')})" for x in operands]
+            assert ast.dump(ast.parse(line)) == ast.dump(ast.parse("y = " + outer.format(*texts))), line
 
 
 def test_a_value_read_twice_has_a_name() -> None:
