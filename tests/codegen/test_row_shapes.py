@@ -94,6 +94,16 @@ def test_offsets_of_2_to_the_33_elements_do_not_overflow(name: str, dtype: str, 
     assert widest >= 2**33 - 1
 
 
+SPILLS = pytest.mark.xfail(
+    strict=True, reason="a row of 16384 and its sums over rows exceed an SM's registers"
+)
+LONG_CASES = [
+    pytest.param(name, length, marks=SPILLS if name.endswith("norm_backward") and length == 16384 else ())
+    for name in BODIES
+    for length in LONG
+]
+
+
 def fits(large: Kernel, arch: int) -> None:
     for function in cubins(large, arch):
         assert function["shared"] <= Target.parse(f"cuda:{arch}").shared_memory, function
@@ -102,9 +112,8 @@ def fits(large: Kernel, arch: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("length", LONG)
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(("name", "length"), LONG_CASES)
 def test_long_rows_fit(name: str, dtype: str, length: int, arch: int) -> None:
     fits(kernel(name, 4096, length, dtype), arch)
 
