@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from egcompile.target import Target
 
 WHOLE_ROW = 32768
-"""The widest row that a program holds in registers; with sums over rows beside it, half of that."""
+"""The widest row that a program holds in registers; with sums over rows beside it, a quarter of that."""
 
 L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
@@ -104,13 +104,15 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         rows = min(32, pow2(shape.rows))
         cols = width if width * rows <= 8192 else 8192 // rows
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
-    if sums and width <= WHOLE_ROW // 2:
+    if sums and width <= WHOLE_ROW // 4:
         return _summed_rows_config(shape, width, target)
+    if sums:
+        return Config(1, WHOLE_ROW // 4, 16, 1)  # not held whole, so the sums get a nest of their own
     if width == WHOLE_ROW and shape.peaks and shape.passes > 1:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW:
+    if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
         # Each phase reads the rows again: those in flight should fit the L2 together.

@@ -94,14 +94,7 @@ def test_offsets_of_2_to_the_33_elements_do_not_overflow(name: str, dtype: str, 
     assert widest >= 2**33 - 1
 
 
-SPILLS = pytest.mark.xfail(
-    strict=True, reason="a row of 16384 and its sums over rows exceed an SM's registers"
-)
-LONG_CASES = [
-    pytest.param(name, length, marks=SPILLS if name.endswith("norm_backward") and length == 16384 else ())
-    for name in BODIES
-    for length in LONG
-]
+LONG_CASES = [(name, length) for name in BODIES for length in LONG]
 
 
 def fits(large: Kernel, arch: int) -> None:
