@@ -13,7 +13,7 @@ def current_device() -> int:
 
 def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """`torch.empty_strided` on the current CUDA device, in a third of its time."""
-    return _empty_strided_cuda(shape, strides, dtype)
+    return _empty_strided_cuda(tuple(shape), tuple(strides), dtype)  # it takes no torch.Size
 
 
 def memory_of(x: torch.Tensor) -> int:

@@ -28,50 +28,30 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
-    """`launches` has what a launch needs beside pointers: by device, and by which are aligned if not all."""
+    """`launches` has what a launch needs beside its arguments: by device, and which pointers are unaligned."""
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
         self.grid: tuple[int, ...] = ()
-        self.launches: dict[int | tuple[int | bool, ...], tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.launches: dict[int | tuple[int, ...], tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         self.grid = grid
         return self.launch
 
-    def launch(self, *tensors: Tensor, **constants: Any) -> None:
-        driver = triton.runtime.driver.active
-        pointers = [x.data_ptr() for x in tensors]
+    def launch(self, *arguments: Tensor | Any, **constants: Any) -> None:
+        """Tensors go as pointers, of which the launcher need not ask the driver whose memory they are; a
+        tensor descriptor goes as it is."""
+        passed = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
         device = current_device()
-        together = 0
-        for pointer in pointers:
-            together |= pointer
-        key = device if not together % ALIGNMENT else (device, *(not p % ALIGNMENT for p in pointers))
+        unaligned = [i for i, x in enumerate(passed) if isinstance(x, int) and x % ALIGNMENT]
+        key = (device, *unaligned) if unaligned else device
         if key not in self.launches:
-            kernel = self.function[self.grid](*tensors, **constants)
-            values = tuple(constants[name] for name in self.function.arg_names[len(tensors) :])
+            kernel = self.function[self.grid](*arguments, **constants)
+            values = tuple(constants[name] for name in self.function.arg_names[len(arguments) :])
             fixed = (kernel.function, kernel.packed_metadata, None, None, None)
             self.launches[key] = kernel.run, (*(*self.grid, 1, 1)[:3], fixed, values)
             return
         run, (x, y, z, fixed, values) = self.launches[key]
-        # pointers as numbers: of a tensor the launcher would ask the driver whose memory it is
-        run(x, y, z, driver.get_current_stream(device), *fixed, *pointers, *values)
-
-
-@contextmanager
-def ahead(module: ModuleType) -> Iterator[None]:
-    """Within it, what the module would launch is compiled instead."""
-    launched = {name: f for name, f in vars(module).items() if isinstance(f, _Direct)}
-    vars(module).update({name: _Ahead(f.function) for name, f in launched.items()})
-    try:
-        yield
-    finally:
-        vars(module).update(launched)
-
-
-class _Ahead:
-    def __init__(self, function: JITFunction[Any]) -> None:
-        self.function = function
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        return functools.partial(self.function.warmup, grid=grid)
+        stream = triton.runtime.driver.active.get_current_stream(device)
+        run(x, y, z, stream, *fixed, *passed, *values)
