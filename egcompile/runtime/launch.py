@@ -28,7 +28,7 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
-    """`launches` has what a launch needs beside its arguments: by device, and which pointers are unaligned."""
+    """`launches` has what a launch needs beside its arguments: by device, and by which are not aligned."""
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
@@ -55,3 +55,22 @@ class _Direct:
         run, (x, y, z, fixed, values) = self.launches[key]
         stream = triton.runtime.driver.active.get_current_stream(device)
         run(x, y, z, stream, *fixed, *passed, *values)
+
+
+@contextmanager
+def ahead(module: ModuleType) -> Iterator[None]:
+    """Within it, what the module would launch is compiled instead."""
+    launched = {name: f for name, f in vars(module).items() if isinstance(f, _Direct)}
+    vars(module).update({name: _Ahead(f.function) for name, f in launched.items()})
+    try:
+        yield
+    finally:
+        vars(module).update(launched)
+
+
+class _Ahead:
+    def __init__(self, function: JITFunction[Any]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return functools.partial(self.function.warmup, grid=grid)
