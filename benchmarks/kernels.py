@@ -29,6 +29,9 @@ from benchmarks.works import Work, chosen
 from egcompile.runtime.timing import ROTATED_BYTES, Replayed
 
 PEERS = "eager,torch.compile,torch.compile:max-autotune-no-cudagraphs,liger,egcompile"
+
+PIECE = 2**28
+"""Bytes of one copy: one of 720 MB ran at two thirds of a shorter one's speed."""
 Call = Callable[..., Any]
 Result = dict[str, Any]
 
