@@ -25,6 +25,12 @@ def _forget_compiled_code() -> None:
     torch.compiler.reset()
 
 
+@pytest.fixture(autouse=True)
+def _convolutions_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default cuDNN rounds to TF32: three digits, by which two right results differ."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def values(run: Callable[..., Any], parameters: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     loss = loss_of(run(*inputs))
     return [loss.detach(), *torch.autograd.grad(loss, parameters)]
