@@ -118,7 +118,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         # Each phase reads the rows again: those in flight should fit the L2 together.
         resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
         warps = {1: 32, 2: 16, 3: 16, 4: 8}[resident]
-        return Config(1, 512 * warps, warps, 1, resident * target.sms)
+        # 16 points a thread; of many words a point, 8, or they would not fit its registers
+        return Config(1, (512 if shape.words < 4 else 256) * warps, warps, 1, resident * target.sms)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from egcompile.codegen.index import Axis, Index
@@ -138,7 +140,7 @@ class _Renderer:
             for write in nest.writes:
                 self.write(write)
         else:
-            bind = lambda inner: self.bind_cols(inner, None, "start")  # noqa: E731
+            bind = functools.partial(self.bind_cols, tile=None, start="start")
             Phases(nest, self.reducer, bind, self.accumulate, self.write).render(scope, self.spans_cols)
 
     # ---- axes ----

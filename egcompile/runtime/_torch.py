@@ -7,12 +7,12 @@ from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-def
 
 
 def current_device() -> int:
-    """`torch.cuda.current_device`, where CUDA is initialized already, in a tenth of its time."""
+    """`torch.cuda.current_device`, where CUDA is initialized already, without its checks."""
     return torch._C._cuda_getDevice()
 
 
 def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`torch.empty_strided` on the current CUDA device, in a third of its time."""
+    """`torch.empty_strided` on the current CUDA device, without parsing keywords."""
     return _empty_strided_cuda(tuple(shape), tuple(strides), dtype)  # it takes no torch.Size
 
 

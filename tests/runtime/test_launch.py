@@ -20,11 +20,13 @@ class Function:
         self.dispatched: list[tuple[Any, ...]] = []
         self.run: list[tuple[Any, ...]] = []
 
+    def prepared(self, *arguments: Any) -> None:
+        self.run.append(arguments)
+
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def dispatch(*arguments: Any, **constants: Any) -> Any:
             self.dispatched.append(arguments)
-            prepared = lambda *a: self.run.append(a)  # noqa: E731
-            return SimpleNamespace(function="f", packed_metadata="m", run=prepared)
+            return SimpleNamespace(function="f", packed_metadata="m", run=self.prepared)
 
         return dispatch
 
@@ -38,7 +40,7 @@ def _function(monkeypatch: pytest.MonkeyPatch) -> Function:
 
 
 def test_a_second_launch_is_prepared(function: Function) -> None:
-    direct = launch._Direct(function)  # type: ignore[arg-type]
+    direct = launch._Direct(function)
     memory = torch.zeros(64)
     x, y = memory[:16], memory[16:32]
     for _ in range(3):
@@ -49,7 +51,7 @@ def test_a_second_launch_is_prepared(function: Function) -> None:
 
 
 def test_pointers_that_are_not_aligned_have_a_kernel_of_their_own(function: Function) -> None:
-    direct = launch._Direct(function)  # type: ignore[arg-type]
+    direct = launch._Direct(function)
     memory = torch.zeros(64)
     for x in (memory[:16], memory[1:17], memory[:16], memory[1:17]):
         direct[(4,)](x, memory[16:32], BLOCK=8, num_warps=2)
@@ -58,7 +60,7 @@ def test_pointers_that_are_not_aligned_have_a_kernel_of_their_own(function: Func
 
 
 def test_a_tensor_descriptor_is_passed_as_it_is(function: Function) -> None:
-    direct = launch._Direct(function)  # type: ignore[arg-type]
+    direct = launch._Direct(function)
     descriptor, y = SimpleNamespace(base=torch.zeros(4)), torch.zeros(16)
     for _ in range(2):
         direct[(4,)](descriptor, y, BLOCK=8, num_warps=2)
