@@ -14,16 +14,9 @@ from torch import Tensor
 from egcompile import functional as E
 from egcompile.errors import TypeMismatch
 from egcompile.functional import call
+from tests import models
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+ACTIVATIONS = {"none": lambda x: x} | models.ACTIVATIONS
 
 
 def hf_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import egcompile
 from egcompile.plan import Plan
 from egcompile.runtime import graphs
 from egcompile.runtime.graphs import Graphed, Results, Run, graphed
+from tests.runtime.scenarios import LAYOUTS, SCENARIOS, Pair, inputs_of
 
 Replays = list[int]
 
@@ -71,62 +71,20 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays]:
     torch.compiler.reset()
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(F.gelu(self.norm(self.first(x))))
-        return y
-
-
-def _pair() -> tuple[nn.Module, nn.Module, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    torch.manual_seed(0)
-    plain = Model()
-    replayed = copy.deepcopy(plain)
-    return plain, replayed, egcompile.compile(plain), egcompile.compile(replayed, mode="reduce-overhead")
-
-
 def _x(seed: int) -> Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def _same(plain: nn.Module, replayed: nn.Module) -> None:
-    for (name, p), q in zip(plain.named_parameters(), replayed.parameters(), strict=True):
-        assert p.grad is not None and q.grad is not None
-        torch.testing.assert_close(q.grad, p.grad, rtol=0, atol=0, msg=name)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_as_launch_by_launch(name: str, replays: Replays) -> None:
+    SCENARIOS[name](Pair("cpu"))
+    # where results are held with all that their backwards need, none may be replayed
+    assert (sum(replays) >= 4) == (name != "what_a_caller_holds")
 
 
-def test_training_with_an_optimizer_is_the_same(replays: Replays) -> None:
-    plain, replayed, a, b = _pair()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, replayed)]
-    for step in range(8):
-        for f, optimizer in zip((a, b), optimizers, strict=True):
-            optimizer.zero_grad()
-            f(_x(step)).square().mean().backward()
-        _same(plain, replayed)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert sum(replays) > 8
-
-
-@pytest.mark.parametrize("keep", [0, 200], ids=["all", "small ones"])
-def test_saved_values_that_hooks_hold(replays: Replays, keep: int) -> None:
-    """A hook is given an alias of what is saved; one may copy what is large, and hold what is small."""
-
-    def pack(x: Tensor) -> Tensor:
-        return x.clone() if keep and x.numel() > keep else x
-
-    plain, replayed, a, b = _pair()
-    for step in range(6):
-        for f in (a, b):
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-                first = f(_x(2 * step))
-                second = f(_x(2 * step + 1))
-            second.square().mean().backward()
-            first.square().mean().backward()
-        _same(plain, replayed)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_that_lie_anyhow(layout: str, replays: Replays) -> None:
+    inputs_of(layout, "cpu")
     assert sum(replays) >= 4
 
 
@@ -142,38 +100,8 @@ def test_a_retained_graph_and_one_that_is_differentiated_again(replays: Replays)
             f(_x(90 + step))
             (g,) = torch.autograd.grad(loss, [next(model.parameters())], create_graph=True)
             g.square().sum().backward()
-        _same(plain, replayed)
-    assert sum(replays) >= 4
-
-
-def test_parameters_that_move_between_steps(replays: Replays) -> None:
-    plain, replayed, a, b = _pair()
-    for step in range(9):
-        if step % 4 == 3:
-            for model in (plain, replayed):
-                model.head.weight.data = model.head.weight.detach() * 1.5
-        for model, f in ((plain, a), (replayed, b)):
-            model.zero_grad()
-            f(_x(step)).square().mean().backward()
-        _same(plain, replayed)
-
-
-_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "every second": lambda x: x[:, ::2],
-    "columns": lambda x: x[:, 2:6],
-    "expanded": lambda x: x[:1].expand(4, 8),
-    "windows": lambda x: x.flatten().as_strided((4, 6), (2, 1)),
-    "transposed": lambda x: x.t(),
-}
-
-
-@pytest.mark.parametrize("layout", _LAYOUTS)
-def test_inputs_that_lie_anyhow(replays: Replays, layout: str) -> None:
-    function = egcompile.compile(lambda x: ((x * 2).sum(1), x.t().exp()), mode="reduce-overhead")
-    for step in range(6):
-        x = _LAYOUTS[layout](_x(step))
-        for got, expected in zip(function(x), ((x * 2).sum(1), x.t().exp()), strict=True):
-            torch.testing.assert_close(got, expected)
+        for p, q in zip(plain.parameters(), replayed.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad, rtol=0, atol=0)
     assert sum(replays) >= 4
 
 
@@ -191,11 +119,14 @@ def test_results_lie_as_without_graphs(replays: Replays) -> None:
 
 
 def test_inference_mode_and_no_grad_in_turn(replays: Replays) -> None:
-    _, _, a, b = _pair()
+    pair = Pair("cpu")
+    for model in pair.models:
+        model.eval()
     for step in range(4):
         for mode in (torch.inference_mode, torch.no_grad):
             with mode():
-                torch.testing.assert_close(b(_x(2 * step)), a(_x(2 * step)), rtol=0, atol=0)
+                expected, got = (f(pair.x(step)) for f in pair.calls)
+                torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_what_cannot_be_captured_runs_launch_by_launch(
@@ -205,11 +136,7 @@ def test_what_cannot_be_captured_runs_launch_by_launch(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(graphs, "_record", fails)
-    plain, replayed, a, b = _pair()
-    for step in range(5):
-        for f in (a, b):
-            f(_x(step)).square().mean().backward()
-        _same(plain, replayed)
+    SCENARIOS["gradients_accumulate"](Pair("cpu"))
 
 
 def test_a_list_of_values_is_emptied_as_by_the_run_itself(replays: Replays) -> None:
