@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import time
 from collections import defaultdict
 
@@ -38,12 +40,29 @@ def host_milliseconds(training: Training, batches: Batches, steps: int) -> float
     return spent / steps * 1e3
 
 
+def host_functions(training: Training, batches: Batches, steps: int, top: int) -> None:
+    """Prints the functions that the host spends a step in, by their own time; profiling slows it down."""
+    profiler = cProfile.Profile()
+    with torch.autograd.set_multithreading_enabled(False):  # the backward in this thread, which is profiled
+        profiler.enable()
+        for i in range(steps):
+            training.step(batches(i))
+        profiler.disable()
+    torch.cuda.synchronize()
+    entries = sorted(pstats.Stats(profiler).stats.items(), key=lambda row: -row[1][2])  # type: ignore[attr-defined]
+    for (file, line, function), (_, calls, own, cumulative, _) in entries[:top]:
+        where = f"{'/'.join(file.split('/')[-2:])}:{line} {function}"
+        each = f"{own / steps * 1e6:10.1f} us {cumulative / steps * 1e6:10.1f} us with callees"
+        print(f"{each} {calls / steps:8.1f} x  {where[:110]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", choices=list(CASES))
     parser.add_argument("--modes", default="eager,torch.compile,egcompile")
     parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
     parser.add_argument("--top", type=int, default=30, help="kernels listed a variant")
+    parser.add_argument("--host", action="store_true", help="list the host's functions, by cProfile")
     options = parser.parse_args()
     for name in options.models:
         case, device = CASES[name]["full"](), torch.device("cuda")
@@ -62,6 +81,8 @@ def main() -> None:
             ranked = sorted(times.items(), key=lambda row: -row[1][1])
             for kernel, (count, spent) in ranked[: options.top]:
                 print(f"{spent:10.1f} us {count:5d} x  {kernel[:110]}")
+            if options.host:
+                host_functions(training, batches, 5, options.top)
             del training, model
 
 

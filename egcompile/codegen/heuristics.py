@@ -16,6 +16,10 @@ L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
 
 
+BACKWARDS = 10_000_000
+"""Bytes from which a kernel goes through memory from its end, where what the one before left is in the L2."""
+
+
 @dataclass(frozen=True)
 class Config:
     """How a loop nest is tiled. 0 leaves a choice to the heuristics.

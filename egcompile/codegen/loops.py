@@ -8,7 +8,15 @@ import torch
 
 from egcompile.codegen.index import Axis, Index
 from egcompile.codegen.nest import Nest, Partial
-from egcompile.codegen.pointwise import is_narrow, parameters, pointers, program_id, widened
+from egcompile.codegen.pointwise import (
+    grouped,
+    is_narrow,
+    parameters,
+    pointers,
+    program_id,
+    turned,
+    widened,
+)
 from egcompile.codegen.reduce import Reducer
 from egcompile.codegen.source import JitFunction
 from egcompile.codegen.text import Loop, Value, named
@@ -78,7 +86,7 @@ class _Renderer:
         if nest.whole:
             self.bind_cols(outer, None)
         if nest.parts == tiles or not (nest.partials or nest.persistent):
-            self.bind_rows(outer, Value(program_id(0, nest.kernel)))
+            self.bind_rows(outer, Value(program_id(nest.kernel, tiles)))
             if not nest.whole:
                 self.start(nest.partials)
             self.body(outer)
@@ -88,10 +96,15 @@ class _Renderer:
         self.tile.scopes.append(inner)
         if self.rows_vector:
             header = f"for tile in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
-            self.bind_rows(inner, Value(self.widened("tile")))
+            self.bind_rows(inner, Value(self.widened(turned("tile", nest.kernel, tiles))))
         else:
-            header = f"for row in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
-            self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
+            number = turned("step", nest.kernel, tiles)
+            name = "row" if number == "step" else "step"
+            header = f"for {name} in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
+            if name == "step":
+                self.bind_rows(inner, Value(self.widened(number)))
+            else:
+                self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
         self.body(inner)
         self.tile.scopes.pop()
         outer.block.items.append(Loop(header, (), inner.block))
@@ -103,7 +116,7 @@ class _Renderer:
         tiles = -(-self.rows.size // config.block_rows)
         across = -(-self.cols.size // config.block_cols)
         self.tile.axes[self.program] = AxisTile(named("tl.program_id(1)"))
-        self.bind_cols(outer, Value(program_id(0, nest.kernel)) if across > 1 else None)
+        self.bind_cols(outer, Value(self.widened("tl.program_id(0)")) if across > 1 else None)
         if tiles == 1:
             self.bind_rows(outer, None)
             self.body(outer)
@@ -155,7 +168,7 @@ class _Renderer:
             )
             return
         text = self.widened("tl.arange(0, BLOCK_ROWS)")
-        text = text if tile is None else f"{tile.template} * BLOCK_ROWS + {text}"
+        text = text if tile is None else f"{grouped(tile.template)} * BLOCK_ROWS + {text}"
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
         if tile is not None:

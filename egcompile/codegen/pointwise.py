@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from egcompile.codegen.heuristics import Config, flat_config, transposing_config
 from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index, regroup, unravel
-from egcompile.codegen.source import JitFunction, is_large
+from egcompile.codegen.source import JitFunction, is_backwards, is_large
 from egcompile.codegen.text import Value
 from egcompile.codegen.tile import AxisTile, Scope, Tile
 from egcompile.codegen.walk import Indices, Walk, Write, align, peel, unpeel
@@ -123,17 +123,27 @@ def parameters(kernel: Kernel) -> tuple[str, ...]:
     return (*(node.attr("name") for node in kernel.body.inputs), *kernel.body.output_names)
 
 
-def program_id(axis: int, kernel: Kernel, program: str = "") -> str:
-    """A program's number, wide enough to be multiplied into any offset of the kernel.
+def program_id(kernel: Kernel, tiles: int, program: str = "") -> str:
+    """The number of a program's tile, of `tiles`, wide enough to be multiplied into any offset of the kernel.
 
-    It is the program's along that axis of the grid, or what is named `program`.
+    It counts along the first axis of the grid, or is what is named `program`.
     """
-    return widened(program or f"tl.program_id({axis})", kernel)
+    return widened(program or turned("tl.program_id(0)", kernel, tiles), kernel)
+
+
+def turned(number: str, kernel: Kernel, tiles: int) -> str:
+    """The number of a tile, counted from the last of `tiles` where the kernel goes backwards."""
+    return f"{tiles - 1} - {number}" if tiles > 1 and is_backwards(kernel) else number
 
 
 def widened(number: str, kernel: Kernel) -> str:
     """An index as wide as the kernel's offsets: what is multiplied into one must not overflow before."""
-    return f"{number}.to(tl.int64)" if is_large(kernel) else number
+    return f"{grouped(number)}.to(tl.int64)" if is_large(kernel) else number
+
+
+def grouped(number: str) -> str:
+    """A number's text as a factor."""
+    return f"({number})" if " " in number else number
 
 
 def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Tile:
@@ -145,14 +155,11 @@ def _flat(
     name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config, program: str
 ) -> JitFunction:
     block = config.block_cols
-    index = Value(
-        f"{program_id(0, kernel, program)} * BLOCK + tl.arange(0, BLOCK)",
-        axes=frozenset({points}),
-        hint="offsets",
-        inline=False,
-    )
-    tile = _tile(kernel, frozenset({points}), writes)
-    tile.emit(index)
+    tiles = -(-points.size // block)
+    own = frozenset({points})
+    tile = _tile(kernel, own, writes)
+    first = f"{grouped(program_id(kernel, tiles, program))} * BLOCK"
+    index = tile.emit(Value(f"{first} + tl.arange(0, BLOCK)", axes=own, hint="offsets", inline=False))
     mask = None
     if points.size % block:
         mask = tile.emit(
@@ -160,7 +167,7 @@ def _flat(
         )
     tile.axes[points] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, {"BLOCK": block}, (-(-points.size // block),), config, program)
+    return _function(name, kernel, tile, {"BLOCK": block}, (tiles,), config, program)
 
 
 def _tiled(
@@ -177,7 +184,8 @@ def _tiled(
     constants = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
     tile = _tile(kernel, frozenset(axes), writes)
     down, across = -(-rows.size // config.block_rows), -(-cols.size // config.block_cols)
-    pid = tile.emit(Value(program_id(0, kernel, program), hint="pid", inline=False))
+    tiles = down * across * batch.size
+    pid = tile.emit(Value(program_id(kernel, tiles, program), hint="pid", inline=False))
     if batch.size > 1:
         number = Value(
             f"{{0}} // {down * across}", (pid,), axes=frozenset({batch}), hint="batch", inline=False
@@ -207,7 +215,7 @@ def _tiled(
             mask = tile.emit(Value(f"{{0}} < {axis.size}", (index,), axes=own, hint=f"{axis.name}_mask"))
         tile.axes[axis] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, constants, (down * across * batch.size,), config, program)
+    return _function(name, kernel, tile, constants, (tiles,), config, program)
 
 
 def _store_all(tile: Tile, writes: Sequence[Write]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from egcompile.codegen.heuristics import Config
+from egcompile.codegen.heuristics import BACKWARDS, Config
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer, Kernel
@@ -138,3 +138,12 @@ def span(buffer: Buffer) -> int:
 def is_large(kernel: Kernel) -> bool:
     """Whether offsets in a kernel need 64 bits. Blocks overhang what they tile, so some room is left."""
     return any(span(b) >= 2**31 - 2**20 for b in (*kernel.inputs, *kernel.outputs))
+
+
+def is_backwards(kernel: Kernel) -> bool:
+    """Whether programs that own rows or runs of a kernel's memory go through it from its end to its start.
+
+    Contractions, convolutions and sums over rows go forwards. What they left last in the L2 is so read first,
+    and what is written last is what the next of them begins with.
+    """
+    return sum(b.distinct_bytes for b in (*kernel.inputs, *kernel.outputs)) > BACKWARDS

@@ -27,10 +27,19 @@ EPILOGUE_WORK = 4.0
 Fitted to `benchmarks.gemm` on an H200 (relu, gelu, gelu backward, skip) and to SwiGLU, within a quarter.
 """
 
+REPEATED = 0.1
+"""What computing a value again for each point that it is broadcast to costs, over computing as many values.
+
+Such work, as a column's weight widened, finds room beside a point's own traffic; another launch does not.
+"""
+
 EACH_NODE = 1e-3
 """What any computed e-node costs besides: of equal plans, the one with fewer nodes is picked."""
 
 _OPERATIONS = {
+    **dict.fromkeys(
+        ("reshape", "expand", "permute", "transpose", "slice"), 0.0
+    ),  # an index, as in reading a view
     **dict.fromkeys(("cast", "stop_gradient", "neg", "abs"), 0.5),
     **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal", "relu", "relu_backward"), 4.0),
     **dict.fromkeys(("exp", "log", "sigmoid", "tanh", "erf"), 10.0),
@@ -63,7 +72,7 @@ class Costs:
     def write(self, type: ValueType) -> float:
         return self.bytes(sum(t.nbytes for t in _types(type)))
 
-    def work(self, site: Site, evaluations: int) -> float:
+    def work(self, site: Site, evaluations: float) -> float:
         """A loop op computed for that many elements of its result, or of its operand for a reduction."""
         if site.role is Role.CONSTANT:
             return 0.0

@@ -22,7 +22,7 @@ from collections import defaultdict
 
 from egcompile.extract.candidates import Candidate, Edge
 from egcompile.extract.choices import Choices
-from egcompile.extract.cost import EACH_NODE, Costs
+from egcompile.extract.cost import EACH_NODE, REPEATED, Costs
 from egcompile.extract.facts import Facts
 from egcompile.extract.fusible import OWNERS, Role
 from egcompile.extract.program import Program, Variables
@@ -117,10 +117,11 @@ class Builder:
         for c in kernel.storable:
             self.writers[c].append((index, self._covered(index, c)))
 
-    def _evaluations(self, kernel: Candidate, c: int, n: int) -> int:
+    def _evaluations(self, kernel: Candidate, c: int, n: int) -> float:
         if self.table.role(n) in (Role.ROW_REDUCTION, Role.REDUCTION):
             return self.table.tensor(self.table.operands[n][0]).numel
-        return kernel.evaluations[c]
+        own = self.table.tensor(c).numel
+        return own + REPEATED * (kernel.evaluations[c] - own)
 
     def _read(self, index: int, edge: Edge) -> int:
         key = index, edge.operand

@@ -190,7 +190,7 @@ def test_detach_is_no_work() -> None:
 
 def test_offsets_beyond_32_bits() -> None:
     kernel = build(neg, "f16[65536,65536]")
-    assert "tl.program_id(0).to(tl.int64)" in generate(kernel, Target.parse("cuda:90")).text
+    assert "tl.program_id(0)).to(tl.int64)" in generate(kernel, Target.parse("cuda:90")).text
     small = build(neg, "f16[65536,1024]")
     assert "int64" not in generate(small, Target.parse("cuda:90")).text
 
