@@ -143,7 +143,9 @@ def is_large(kernel: Kernel) -> bool:
 def is_backwards(kernel: Kernel) -> bool:
     """Whether programs that own rows or runs of a kernel's memory go through it from its end to its start.
 
-    Contractions, convolutions and sums over rows go forwards. What they left last in the L2 is so read first,
-    and what is written last is what the next of them begins with.
+    Contractions, convolutions and kernels that only reduce go forwards. What they left last in the L2 is so
+    read first, and what is written last is what the next of them begins with.
     """
-    return sum(b.distinct_bytes for b in (*kernel.inputs, *kernel.outputs)) > BACKWARDS
+    written = sum(b.distinct_bytes for b in kernel.outputs)
+    moved = written + sum(b.distinct_bytes for b in kernel.inputs)
+    return moved > BACKWARDS and 8 * written > moved

@@ -32,7 +32,7 @@ def beside(kernels: Sequence[KernelPlan], base: Base, kept: Iterable[Node]) -> l
     done: list[KernelPlan] = []
     for kernel in kernels:
         for i in reversed(range(max(0, len(done) - NEAR), len(done))):
-            if _alike(done[i], kernel) and (place := _place(done, i, kernel, base)) is not None:
+            if _alike(done[i], kernel) and (place := place(done, i, kernel, base)) is not None:
                 both = _merged(done[i], kernel, base, readers)
                 if both is not None:
                     done[i] = both
@@ -64,7 +64,7 @@ def _alike(first: KernelPlan, second: KernelPlan) -> bool:
     return points == others and whole and (not reduced or not also or reduced == also)
 
 
-def _place(done: Sequence[KernelPlan], i: int, kernel: KernelPlan, base: Base) -> int | None:
+def place(done: Sequence[KernelPlan], i: int, kernel: KernelPlan, base: Base) -> int | None:
     """Where among the others the two as one can run: where the first is, or after all; None for nowhere."""
     between = done[i + 1 :]
     read = set(map(base, kernel.reads))

@@ -13,6 +13,7 @@ from egcompile.partition import Partition, base, partition
 from egcompile.schedule.beside import beside
 from egcompile.schedule.bodies import Kernels
 from egcompile.schedule.kernel import Call, Free, Launch, Program, Schedule, Step, View
+from egcompile.schedule.onwards import onwards
 from egcompile.schedule.order import in_time, order
 from egcompile.schedule.together import Group, together
 from egcompile.target import Target
@@ -94,7 +95,8 @@ class _Emitter:
     def _groups(self, kernels: Sequence[KernelPlan], kept: Sequence[Node]) -> list[Group]:
         if self.extraction.stats.mode == "unfused":
             return [(kernel,) for kernel in kernels]
-        return together(beside(kernels, self._base, kept), self._base)
+        longer = onwards(kernels, self._base, kept, self.extraction.buffers)
+        return together(beside(longer, self._base, kept), self._base)
 
     def _base(self, node: Node) -> Node:
         return base(self.extraction, node)
