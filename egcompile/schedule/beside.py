@@ -32,11 +32,11 @@ def beside(kernels: Sequence[KernelPlan], base: Base, kept: Iterable[Node]) -> l
     done: list[KernelPlan] = []
     for kernel in kernels:
         for i in reversed(range(max(0, len(done) - NEAR), len(done))):
-            if _alike(done[i], kernel) and (place := place(done, i, kernel, base)) is not None:
+            if _alike(done[i], kernel) and (at := place(done, i, kernel, base)) is not None:
                 both = _merged(done[i], kernel, base, readers)
                 if both is not None:
                     done[i] = both
-                    done.insert(place, done.pop(i))
+                    done.insert(at, done.pop(i))
                     break
         else:
             done.append(kernel)
