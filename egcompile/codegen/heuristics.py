@@ -53,6 +53,7 @@ class Shape:
     along_cols    whether memory is contiguous along the columns, else along the rows
     passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
+    slow          exponentials and the like at a point
     """
 
     rows: int
@@ -62,6 +63,12 @@ class Shape:
     words: float = 0.0
     passes: int = 2
     peaks: bool = False
+    slow: int = 0
+
+    @property
+    def point_bytes(self) -> float:
+        """What is read of a point."""
+        return self.row_bytes / max(self.cols, 1)
 
 
 def pow2(n: int) -> int:
@@ -116,6 +123,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
+    if width == WHOLE_ROW and shape.passes > 1 and 2 < shape.point_bytes <= 4:
+        return Config(1, width, 16, 1)  # two tensors are too much to be read again
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
@@ -148,7 +157,7 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
     rows = min(max(1, points // width), pow2(shape.rows))
     while rows > 1 and shape.rows // rows < resident * target.sms:
         rows //= 2
-    in_flight = stages(rows * width * shape.row_bytes / max(shape.cols, 1), resident, 3, target)
+    in_flight = stages(rows * width * shape.point_bytes, resident, 3, target)
     if in_flight == 1:
         warps = max(1, min(16, rows * width // 512))
         registers = 24 + shape.words * rows * width / (32 * warps)
@@ -169,16 +178,31 @@ def columns_config(shape: Shape, target: Target) -> Config:
         return Config(min(8192, pow2(shape.rows)), 1, 16, 1, 1)
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
+    points, run, lane, most, resident = _sums(shape)
     if shape.along_cols:
-        cols = min(256, pow2(shape.cols))
-        rows = min(2048 // cols, pow2(shape.rows))
+        cols = min(run, pow2(shape.cols))
+        rows = min(points // cols, pow2(shape.rows))
     else:
-        rows = min(2048, pow2(shape.rows))
-        cols = min(max(1, 2048 // rows), pow2(shape.cols))
+        rows = min(points, pow2(shape.rows))
+        cols = min(max(1, points // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
-    parts = max(1, min(4 * target.sms // across, -(-shape.rows // (4 * rows))))
-    in_flight = stages(rows * cols * shape.row_bytes / max(shape.cols, 1), 4, 3, target)
-    return Config(rows, cols, max(1, min(8, rows * cols // 256)), in_flight, parts)
+    parts = max(1, min(resident * target.sms // across, -(-shape.rows // (4 * rows))))
+    in_flight = stages(rows * cols * shape.point_bytes, resident, most, target)
+    return Config(rows, cols, max(1, min(8, rows * cols // (32 * lane))), in_flight, parts)
+
+
+def _sums(shape: Shape) -> tuple[int, int, int, int, int]:
+    """For sums over rows: points of a tile, columns of one, points a lane, tiles in flight, programs an SM.
+
+    As many programs as run at once, or so many that the last round does not matter: of a few, one more than
+    fits is a second wave. What waits for memory alone needs few warps with much in flight; what computes
+    needs many.
+    """
+    if shape.slow > 2:
+        return 256, 64, 4, 1, 64
+    if shape.slow:
+        return 4096, 256, 16, 3, 4
+    return (2048, 256, 32, 4, 2) if shape.point_bytes > 2 else (2048, 256, 16, 3, 4)
 
 
 def balanced(tiles: int, programs: int) -> int:

@@ -27,6 +27,9 @@ from egcompile.errors import CompileError
 from egcompile.ir.node import Node
 from egcompile.schedule.kernel import Buffer
 
+LARGE_TILE = 8192
+"""Points of a tile that leave no registers to load what they do not wait for."""
+
 
 def render_nest(name: str, nest: Nest, temporaries: dict[Node, tuple[str, Buffer]]) -> JitFunction:
     """The jit function of a nest; `temporaries` are where the partials go, for those that need a finalize."""
@@ -146,7 +149,7 @@ class _Renderer:
             if nest.kind == "rows":
                 scope.axes |= {self.cols}
             for node, index in nest.walk.loads:
-                if (node, index) not in nest.walk.guarded:
+                if (node, index) not in nest.walk.guarded and not self.is_late(node):
                     self.tile.value(node, index)  # in flight before anything waits
             for partial in nest.partials:
                 self.accumulate(partial)
@@ -155,6 +158,12 @@ class _Renderer:
         else:
             bind = functools.partial(self.bind_cols, tile=None, start="start")
             Phases(nest, self.reducer, bind, self.accumulate, self.write).render(scope, self.spans_cols)
+
+    def is_late(self, node: Node) -> bool:
+        """Whether a program's only tile, if it is large, should not hold this while it waits: a weight."""
+        config, points = self.nest.config, self.rows.size * self.cols.size
+        large = config.block_rows * config.block_cols >= LARGE_TILE and not self.nest.partials
+        return large and not self.nest.persistent and 2 * node.tensor.numel < points
 
     # ---- axes ----
 

@@ -34,6 +34,9 @@ from egcompile.ops.opdef import Kind
 from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
 
+SLOW = ("exp", "expm1", "log", "log1p", "erf", "tanh", "sigmoid", "silu", "sin", "cos", "pow")
+"""Ops of many instructions."""
+
 SECTOR_BYTES = 64
 """Runs of memory shorter than this are not read at full speed along themselves."""
 
@@ -248,10 +251,11 @@ def _classify(
     held = shared + len({p.node for _, _, found in sums for p in found if not p.total})
     row_bytes = layout.cols.size * bytes_read
     peaks = any(n.op.name == "amax" for n in kernel.body.nodes)
+    slow = sum(n.op.name in SLOW and n.tensor.numel == layout.points for n in kernel.body.nodes)
     words = bytes_read / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    shape = Shape(*size, row_bytes, layout.along_cols, words, passes, peaks)
+    shape = Shape(*size, row_bytes, layout.along_cols, words, passes, peaks, slow)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
