@@ -48,6 +48,7 @@ _OWN_WORDS: tuple[str, ...] = (
     "laid_out",
     "unviewed",
     "empty",
+    "empty_beside",
     "empty_on",
 )
 _OWN_WORDS += ("values", "forward", "backward", "device", "float")
@@ -114,8 +115,10 @@ def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> st
         lines.append("from triton.language.extra import libdevice")
     lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed"]
     lines += ["from egcompile.runtime.launch import direct"] if kernels else []
-    lines += ["from egcompile.runtime.memory import empty_on", ""] if "empty_on(" in text else [""]
     words = set(re.findall(r"\w+", text))
+    memory = sorted(words & {"empty_beside", "empty_on"})
+    lines += [f"from egcompile.runtime.memory import {', '.join(memory)}"] if memory else []
+    lines += [""]
     lines += [f"{name} = {dtype}" for dtype, name in DTYPE_NAMES.items() if name in words - {"bool"}]
     return "\n".join(lines)
 

@@ -23,7 +23,8 @@ from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
+HEADER += "from egcompile.runtime.memory import empty_beside\n\n\n"
 _count = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="egcompile-kernels-")
 
