@@ -45,7 +45,8 @@ from egcompile.runtime.loader import load  # noqa: E402
 from egcompile.schedule.kernel import Buffer, Kernel  # noqa: E402
 from egcompile.target import Target  # noqa: E402
 
-HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
+HEADER += "from egcompile.runtime.memory import empty_beside\n\n\n"
 Size = tuple[int, int, int]
 Request = tuple[str, Size, GemmConfig | None]
 SHAPES: list[Size] = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn import Parameter
 
 from egcompile._torch import register_backend
 from egcompile.config import disabled, logger
@@ -179,10 +180,14 @@ class _Specializing:
 
 def _refuse_overlap(args: Sequence[Any], mutated: Sequence[int]) -> None:
     """Raises TraceError where a change in place would be seen through a second argument."""
+    tensors = [(i, x) for i, x in enumerate(args) if type(x) is not Parameter and isinstance(x, Tensor)]
+    memory = [x.untyped_storage().data_ptr() for _, x in tensors]
+    if len(set(memory)) == len(memory):  # as at nearly every call
+        return
     owners: dict[int, int] = {}
-    for i, x in enumerate(args):
-        if isinstance(x, Tensor) and not isinstance(x, torch.nn.Parameter) and x.numel():
-            first = owners.setdefault(x.untyped_storage().data_ptr(), i)
+    for (i, x), where in zip(tensors, memory, strict=True):
+        if not isinstance(x, Parameter) and x.numel():
+            first = owners.setdefault(where, i)
             if first != i and (i in mutated or first in mutated):
                 raise TraceError(
                     f"arguments {first} and {i} share memory and one is changed in place; clone it"

@@ -17,14 +17,15 @@ from egcompile.codegen.gemm_config import GemmConfig, Problem, choose_config
 from egcompile.codegen.gemm_epilogue import DESCRIPTOR_HELPERS, Arguments, OperandTile, RegionTile, blocked
 from egcompile.codegen.index import offset
 from egcompile.codegen.scalar import HELPERS, TL_DTYPES, literal
-from egcompile.codegen.source import KernelSource, is_large
+from egcompile.codegen.source import Allocation, KernelSource, is_large
 from egcompile.codegen.text import Block as TextBlock
 from egcompile.codegen.text import Line, Loop, Names, Value, print_block
 from egcompile.codegen.tile import AxisTile, Scope
 from egcompile.codegen.walk import Walk
 from egcompile.errors import CompileError
 from egcompile.ir.node import Node
-from egcompile.schedule.kernel import Kernel
+from egcompile.ir.types import TensorType
+from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
 
 FINALIZE_ROWS, FINALIZE_COLUMNS = 32, 64
@@ -85,9 +86,8 @@ class _Renderer:
         c = self.contraction
         parts, body = [], []
         for partial in self.partials:
-            shape = (self.tiles_m, c.cols.size)
-            device = f"{next(iter(self.tensors.values()))}.device"
-            body.append(f"{partial} = torch.empty({shape}, dtype={c.accumulator}, device={device})")
+            buffer = Buffer.contiguous(TensorType((self.tiles_m, c.cols.size), c.accumulator))
+            body.append(Allocation(partial, buffer).text(next(iter(self.tensors.values()))))
         functions, launch = self._main()
         parts += functions
         body.append(launch)

@@ -23,10 +23,10 @@ from egcompile.schedule.kernel import Buffer
 DESCRIPTOR_HELPERS = {
     "TensorDescriptor": "from triton.tools.tensor_descriptor import TensorDescriptor",
     "_aligned": """
-def _aligned(x, offset=0):
+def _aligned(x, size, offset=0):
     # A descriptor begins at a multiple of 16 bytes, which is not so of every slice of a tensor.
     if x.data_ptr() % 16:
-        x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+        return x.as_strided((size,), (1,), x.storage_offset() + offset).clone()
     return x.as_strided((1,), (1,), x.storage_offset() + offset) if offset else x
 """,
 }
@@ -50,7 +50,8 @@ class Arguments:
         """A descriptor parameter: `seen` in memory order, read or written by `tile`."""
         name = base = self.names[tensor]
         if isinstance(tensor, Node):
-            base = f"_aligned({name}, {seen.offset})" if seen.offset else f"_aligned({name})"
+            size = (seen.shape[0] - 1) * seen.stride + seen.shape[1]
+            base = f"_aligned({name}, {size}, {seen.offset})" if seen.offset else f"_aligned({name}, {size})"
         shape, strides = list(seen.shape), [seen.stride, 1]
         self.passed[f"{name}_{suffix}"] = f"TensorDescriptor({base}, {shape}, {strides}, {list(tile)})"
         return f"{name}_{suffix}"

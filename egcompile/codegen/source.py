@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from egcompile.codegen.heuristics import BACKWARDS, Config
-from egcompile.codegen.scalar import HELPERS, TL_DTYPES
+from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer, Kernel
 
@@ -18,9 +18,10 @@ from egcompile.schedule.kernel import Buffer, Kernel
 class KernelSource:
     """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
 
-    It assumes `import torch, triton` and `triton.language as tl`, and `libdevice` if it is used. `helpers`
-    are those leading functions of the text that other kernels may hold too, word for word. `config` has the
-    tiles of the first nest, which `generate` takes; None for a contraction, and for several items at once.
+    It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and
+    `empty_beside`, the runtime's. `helpers` are those leading functions of the text that other kernels may
+    hold too, word for word. `config` has the tiles of the first nest, which `generate` takes; None for a
+    contraction, and for several items at once.
     """
 
     name: str
@@ -82,10 +83,9 @@ class Allocation:
     buffer: Buffer
 
     def text(self, like: str) -> str:
-        dtype = TL_DTYPES[self.buffer.type.dtype].replace("tl.", "torch.").replace("int1", "bool")
-        shape = ", ".join(map(str, self.buffer.type.shape))
-        comma = "," if len(self.buffer.type.shape) == 1 else ""
-        return f"{self.name} = torch.empty(({shape}{comma}), dtype={dtype}, device={like}.device)"
+        """Its line, where the argument `like` lies."""
+        kind = self.buffer.type
+        return f"{self.name} = empty_beside({like}, {kind.shape}, {self.buffer.strides}, {kind.dtype})"
 
 
 class Launched(Protocol):

@@ -96,7 +96,7 @@ def _convolution(
     x: torch.Tensor, w: torch.Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> torch.Tensor:
     none = [0] * len(stride)
-    return torch.ops.aten.convolution(x, w, None, stride, padding, dilation, False, none, groups)
+    return torch.convolution(x, w, None, stride, padding, dilation, False, none, groups)
 
 
 def _convolution_transpose(
@@ -108,7 +108,7 @@ def _convolution_transpose(
     groups: int,
     output_padding: Sizes,
 ) -> torch.Tensor:
-    return torch.ops.aten.convolution(x, w, None, stride, padding, dilation, True, output_padding, groups)
+    return torch.convolution(x, w, None, stride, padding, dilation, True, output_padding, groups)
 
 
 def _weight_grad(
@@ -121,9 +121,10 @@ def _weight_grad(
     groups: int,
 ) -> torch.Tensor:
     """ATen wants a weight for its sizes alone: one element stands for all."""
-    weight = x.new_empty(1).expand(ct.shape[1], x.shape[1] // groups, *kernel)
+    shape = (ct.shape[1], x.shape[1] // groups, *kernel)
+    weight = x.new_empty_strided(shape, (0,) * len(shape))
     none = [0] * len(stride)
-    _, gradient, _ = torch.ops.aten.convolution_backward(
+    _, gradient, _ = torch.ops.aten.convolution_backward.default(
         ct, x, weight, None, stride, padding, dilation, False, none, groups, (False, True, False)
     )
     return gradient

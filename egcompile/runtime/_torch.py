@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
 
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""`torch.cuda.current_device`, where CUDA is initialized already, without its checks."""
 
-def current_device() -> int:
-    """`torch.cuda.current_device`, where CUDA is initialized already, without its checks."""
-    return torch._C._cuda_getDevice()
+current_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream
+)
+"""The driver's handle of a device's current stream."""
 
-
-def empty_cuda(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`torch.empty_strided` on the current CUDA device, without parsing keywords."""
-    return _empty_strided_cuda(tuple(shape), tuple(strides), dtype)  # it takes no torch.Size
+empty_cuda: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor] = _empty_strided_cuda
+"""`torch.empty_strided` on the current CUDA device, without parsing keywords; a shape is no torch.Size."""
 
 
 def memory_of(x: torch.Tensor) -> int:

@@ -69,7 +69,7 @@ class _Copied:
         self.shape, self.strides = result.shape, result.stride()
         self.memory = _memory(result)
         self.empty = functools.partial(
-            empty_on(result.device), self.memory.shape, self.memory.stride(), result.dtype
+            empty_on(result.device), tuple(self.memory.shape), self.memory.stride(), result.dtype
         )
 
     def seen(self, copy: Tensor) -> Tensor:

@@ -7,16 +7,16 @@ device and which pointers are multiples of 16 bytes. The rest is prepared at the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from egcompile.runtime._torch import current_device
+from egcompile.runtime._torch import current_device, current_stream
+from egcompile.runtime._triton import Launch, hooked, prepared
 
 ALIGNMENT = 16
 """Bytes of the widest access. Triton compiles for pointers that are multiples of it, and for others."""
@@ -28,12 +28,16 @@ def direct(function: Any) -> Any:
 
 
 class _Direct:
-    """`launches` has what a launch needs beside its arguments: by device, and by which are not aligned."""
+    """`launches` has what is prepared: by device, and by which pointers are not aligned.
+
+    tensors   whether all arguments are known to be tensors, none a tensor descriptor
+    """
 
     def __init__(self, function: JITFunction[Any]) -> None:
         self.function = function
         self.grid: tuple[int, ...] = ()
-        self.launches: dict[int | tuple[int, ...], tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.tensors = False
+        self.launches: dict[int | tuple[int, ...], Launch] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         self.grid = grid
@@ -42,19 +46,30 @@ class _Direct:
     def launch(self, *arguments: Tensor | Any, **constants: Any) -> None:
         """Tensors go as pointers, of which the launcher need not ask the driver whose memory they are; a
         tensor descriptor goes as it is."""
-        passed = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+        if self.tensors:
+            passed = pointers = list(map(Tensor.data_ptr, arguments))
+        else:
+            passed = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+            pointers = [x for x in passed if isinstance(x, int)]
         device = current_device()
-        unaligned = [i for i, x in enumerate(passed) if isinstance(x, int) and x % ALIGNMENT]
-        key = (device, *unaligned) if unaligned else device
-        if key not in self.launches:
-            kernel = self.function[self.grid](*arguments, **constants)
-            values = tuple(constants[name] for name in self.function.arg_names[len(arguments) :])
-            fixed = (kernel.function, kernel.packed_metadata, None, None, None)
-            self.launches[key] = kernel.run, (*(*self.grid, 1, 1)[:3], fixed, values)
-            return
-        run, (x, y, z, fixed, values) = self.launches[key]
-        stream = triton.runtime.driver.active.get_current_stream(device)
-        run(x, y, z, stream, *fixed, *passed, *values)
+        key: int | tuple[int, ...] = device
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if bits % ALIGNMENT:
+            key = (device, *(i for i, x in enumerate(pointers) if x % ALIGNMENT))
+        launch = self.launches.get(key)
+        if launch is None or hooked():
+            self.launches[key] = self.first(arguments, constants)
+        else:
+            launch(current_stream(device), passed)
+
+    def first(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Launch:
+        """A launch by Triton's dispatch; how to do without it the next time."""
+        kernel = self.function[self.grid](*arguments, **constants)
+        self.tensors = all(isinstance(x, Tensor) for x in arguments)
+        values = tuple(constants[name] for name in self.function.arg_names[len(arguments) :])
+        return prepared(kernel, self.grid, len(arguments), values)
 
 
 @contextmanager

@@ -11,6 +11,15 @@ from egcompile.runtime._torch import empty_cuda
 Strides = tuple[int, ...]
 
 
+def empty_beside(
+    x: torch.Tensor, shape: tuple[int, ...], strides: Strides, dtype: torch.dtype
+) -> torch.Tensor:
+    """Memory where `x` lies, which is the current device if it is a GPU."""
+    if x.is_cuda:
+        return empty_cuda(shape, strides, dtype)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=x.device)
+
+
 def empty_on(device: torch.device) -> Callable[[tuple[int, ...], Strides, torch.dtype], torch.Tensor]:
     """`empty(shape, strides, dtype)` on `device`, which is the current one if it is a GPU."""
     if device.type == "cuda":

@@ -48,6 +48,7 @@ _OWN_WORDS: tuple[str, ...] = (
     "laid_out",
     "unviewed",
     "empty",
+    "empty_beside",
     "empty_on",
 )
 _OWN_WORDS += ("values", "forward", "backward", "device", "float")
@@ -114,8 +115,10 @@ def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> st
         lines.append("from triton.language.extra import libdevice")
     lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed"]
     lines += ["from egcompile.runtime.launch import direct"] if kernels else []
-    lines += ["from egcompile.runtime.memory import empty_on", ""] if "empty_on(" in text else [""]
     words = set(re.findall(r"\w+", text))
+    memory = sorted(words & {"empty_beside", "empty_on"})
+    lines += [f"from egcompile.runtime.memory import {', '.join(memory)}"] if memory else []
+    lines += [""]
     lines += [f"{name} = {dtype}" for dtype, name in DTYPE_NAMES.items() if name in words - {"bool"}]
     return "\n".join(lines)
 
@@ -129,6 +132,8 @@ class _Function:
         self._names: dict[str, str] = {}
         self._taken = taken | set(_OWN_WORDS) | set(DTYPE_NAMES.values())
         self._temporaries = 0
+        self._begun = _begun(program) if target.kind != "cpu" else {}
+        self._more = Counter(self._begun.values())  # values that go by the name of a source
 
     def text(self) -> str:
         inputs = [self.name(i) for i in self.program.inputs]
@@ -181,6 +186,7 @@ class _Function:
 
     def name(self, value: str) -> str:
         """The identifier for a value of the program."""
+        value = self._begun.get(value, value)
         if value not in self._names:
             self._names[value] = self._fresh(re.sub(r"\W", "_", value))
         return self._names[value]
@@ -200,10 +206,11 @@ class _Function:
                 yield from self._launch(step) if self.target.kind != "cpu" else self._inline(step)
             case Call():
                 yield from self._call(step)
-            case View():
+            case View() if step.output not in self._begun:
                 yield self._view(step)
             case Free():
-                yield f"del {', '.join(map(self.name, step.names))}"
+                if names := list(self._dropped(step)):
+                    yield f"del {', '.join(names)}"
 
     def _launch(self, step: Launch) -> Iterator[str]:
         for output, buffer in zip(step.outputs, step.kernel.outputs, strict=True):
@@ -253,6 +260,14 @@ class _Function:
             arguments += f", {source}.storage_offset() + {offset}"
         return f"{self.name(step.output)} = {source}.as_strided({arguments})  # {buffer.type}"
 
+    def _dropped(self, step: Free) -> Iterator[str]:
+        """The identifiers by which no value goes any longer."""
+        for value in (self._begun.get(name, name) for name in step.names):
+            if self._more[value]:
+                self._more[value] -= 1
+            else:
+                yield self.name(value)
+
     def _op(self, name: str, operands: list[str], attrs: Mapping[str, object]) -> str:
         arguments = [*operands, *(f"{k}={_literal(v)}" for k, v in attrs.items())]
         if not operands:  # nothing else says on which device
@@ -265,6 +280,21 @@ def _places(origins: frozenset[str], before: str) -> str:
     places = sorted(origins)
     more = [f"and {len(places) - MOST_PLACES} more"] if len(places) > MOST_PLACES else []
     return before + ", ".join([*places[:MOST_PLACES], *more]) if places else ""
+
+
+def _begun(program: Program) -> dict[str, str]:
+    """Views for which their sources will do, with these: read by launches alone, and beginning where they do.
+
+    A launch takes nothing of a tensor but its address.
+    """
+    seen = {*program.outputs, *(x for step in program.steps if isinstance(step, Call) for x in step.inputs)}
+    begun: dict[str, str] = {}
+    for step in program.steps:
+        if not isinstance(step, View) or step.output in seen:
+            continue
+        if step.buffer.offset == program.buffers[step.source].offset:
+            begun[step.output] = begun.get(step.source, step.source)
+    return begun
 
 
 def _computed(body: Graph) -> Iterable[Node]:

@@ -299,8 +299,12 @@ def test_descriptor_of_a_slice() -> None:
     x, w = leaf("x", 64, 40, dtype=F16), leaf("w", 24, 40, dtype=F16)
     part = ops.slice_(ops.slice_(x, axis=0, start=3, stop=60, step=1), axis=1, start=8, stop=32, step=1)
     kernel = kernel_of([ops.matmul(part, w)], [x, w])
-    assert "_aligned(x, 128)" in generate(kernel, HOPPER, DESCRIPTORS).text
+    assert "_aligned(x, 2264, 128)" in generate(kernel, HOPPER, DESCRIPTORS).text
     check(kernel, DESCRIPTORS)
+    inputs = random_inputs(kernel, -1.0, 1.0)
+    moved = [torch.zeros(x.numel() + 1, dtype=F16, device=DEVICE)[1:].view(x.shape).copy_(x) for x in inputs]
+    (expected,), (found,) = (run(kernel, values, DESCRIPTORS) for values in (inputs, moved))
+    assert torch.equal(expected, found)
 
 
 def test_large_offsets_take_64_bits() -> None:

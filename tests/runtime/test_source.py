@@ -98,6 +98,51 @@ def test_launches_views_and_frees() -> None:
     assert torch.equal(got, -value[2:].mT)
 
 
+VIEWS = {
+    "begins alike": (0, None, (), "k(y, z)"),
+    "begins elsewhere": (16, None, (), "k(v, z)"),
+    "is returned": (0, "v", (), "k(v, z)"),
+    "is read by a call": (0, None, (Call("neg", ("v",), (), ("m",)),), "k(v, z)"),
+}
+
+
+@pytest.mark.parametrize("target", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_launch_gets_the_source_of_a_view_that_begins_alike(name: str, target: Target) -> None:
+    """And the source lives until the launch has run, under all names that it goes by."""
+    offset, returned, calls, launch = VIEWS[name]
+    x = ops.input(name="x", shape=(4, 8), dtype=torch.float32)
+    seen = Buffer(TensorType.parse("f32[16]"), (1,))
+    inside = ops.input(name="x0", shape=(16,), dtype=torch.float32)
+    kernel = Kernel("k", Graph((inside,), (ops.neg(inside),)), (seen,), (seen,))
+    view = Buffer(seen.type, (1,), offset)
+    whole = Buffer.contiguous(x.tensor)
+    buffers = {"x": whole, "y": whole, "v": view, "w": view, "z": seen, "n": seen, "m": seen}
+    steps = (
+        Call("exp", ("x",), (), ("y",)),
+        View("y", view, "v"),
+        View("y", view, "w"),
+        Free(("y",)),
+        *calls,
+        Launch(kernel, ("v",), ("z",)),
+        *([] if returned else [Free(("v",))]),
+        Launch(kernel, ("w",), ("n",)),
+        Free(("w",)),
+    )
+    program = Program("forward", ("x",), ("z", "n", returned), steps, buffers)
+    kernels = [KernelSource("k", "def k(x, y):\n    y.copy_(-x.as_strided((16,), (1,)))")]
+    text = render(Schedule(program, None, ()), kernels, target)
+    if target is CUDA:
+        last = "k(w, n)" if offset else "k(y, n)"
+        assert launch in text and last in text
+        assert (text.index("del y") > text.index(last)) == (not offset)
+    value = torch.randn(4, 8)
+    expected = value.exp().flatten()[offset : offset + 16]
+    z, n, got = load(text).forward(value)
+    assert torch.equal(z, -expected) and torch.equal(n, -expected)
+    assert got is None or torch.equal(got, expected)
+
+
 def test_helpers_stand_once() -> None:
     x = ops.input(name="x", shape=(3,), dtype=torch.float32)
     schedule = _one_kernel(Graph((x,), (ops.neg(x),)), [Buffer.contiguous(x.tensor)])
