@@ -1,9 +1,8 @@
 """A norm's kernel goes on with the pointwise work behind it, while its rows are on chip.
 
-A named kernel is planned for itself, and what reads it is another, which reads the rows again: an activation
-after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are short enough
-for a chip and many enough to fill it, one kernel does both. It is the same kernel text that the two have: only
-the loop is one.
+A named kernel is planned for itself, and what reads it is another, which reads the rows again: an
+activation after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are
+short enough for the chip and many enough to fill it, one kernel does both.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Base = Callable[[Node], Node]
 def onwards(
     kernels: Sequence[KernelPlan], base: Base, kept: Iterable[Node], buffers: Mapping[Node, Buffer]
 ) -> list[KernelPlan]:
-    """`kernels`, in an order in which they can run, some norms with what follows; `kept` are read afterwards."""
+    """`kernels`, in an order in which they can run, norms with what follows; `kept` are read afterwards."""
     readers = Counter(b for kernel in kernels for b in {base(node) for node in kernel.reads})
     readers.update(map(base, kept))
     done: list[KernelPlan] = []
