@@ -1,0 +1,97 @@
+"""Norms whose kernels go on with the pointwise work behind them: which do, and that the result is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from egcompile.extract import extract
+from egcompile.ir.node import Node
+from egcompile.ops import (
+    add,
+    add_layer_norm,
+    evaluate,
+    expand,
+    gelu,
+    group_moments,
+    layer_norm,
+    mul,
+    reshape,
+    rms_norm,
+    silu,
+    sub,
+    sum,
+    transpose,
+)
+from egcompile.schedule import schedule
+from egcompile.schedule.kernel import Launch
+from egcompile.target import Target
+from tests.codegen.harness import check
+from tests.extract.builder import egraph, forward, leaf
+from tests.schedule.interpret import run_program
+
+H200 = Target.parse("cuda:90")
+
+
+def launches(*outputs: Node, strides: dict[str, tuple[int, ...]] | None = None) -> list[Launch]:
+    """Those of the program that computes `outputs`; its values and its kernels' are checked."""
+    made = schedule(extract(egraph(forward(*outputs)), H200, strides=strides), H200).forward
+    inputs = [torch.randn(made.buffers[n].type.shape) for n in made.inputs]
+    given = [x.as_strided(x.shape, made.buffers[n].strides) for x, n in zip(inputs, made.inputs, strict=True)]
+    for found, want in zip(run_program(made, given), evaluate(forward(*outputs).graph, given), strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    found = [step for step in made.steps if isinstance(step, Launch)]
+    for launch in found:
+        check(launch.kernel, rtol=1e-4, atol=1e-4)
+    return found
+
+
+def normalized(x: Node, groups: int) -> tuple[Node, Node]:
+    """A group norm without parameters by its moments, and `rstd`."""
+    moments = group_moments(x, groups=groups, eps=1e-5)
+    samples, channels = x.shape[:2]
+
+    def of_pixels(column: Node) -> Node:
+        each = reshape(column, shape=(samples, groups, 1))
+        wide = expand(each, shape=(samples, groups, channels // groups))
+        return expand(reshape(wide, shape=(samples, channels, 1, 1)), shape=x.shape)
+
+    return mul(sub(x, of_pixels(moments[0])), of_pixels(moments[1])), moments[1]
+
+
+def test_a_group_norm_and_its_activation() -> None:
+    y, rstd = normalized(leaf("x", 8, 32, 4, 6), groups=16)
+    (launch,) = launches(silu(y), rstd)
+    assert len(launch.outputs) == 2
+
+
+def test_channels_last_groups_lie_strewn() -> None:
+    y, _ = normalized(leaf("x", 8, 32, 4, 6), groups=16)
+    assert len(launches(silu(y), strides={"x": (32 * 24, 1, 32 * 6, 32)})) == 2
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["alone", "read by others"])
+def test_an_activation_after_a_norm(kept: bool) -> None:
+    x, w = leaf("x", 128, 40), leaf("w", 40)
+    y = layer_norm(x, w, leaf("b", 40), eps=1e-5)[0]
+    (launch,) = launches(gelu(y), *([y] if kept else []))
+    assert len(launch.outputs) == 1 + kept
+
+
+def test_more_operands_behind_a_sum_and_its_norm() -> None:
+    x, r, z = (leaf(name, 128, 40) for name in "xrz")
+    made = add_layer_norm(x, r, leaf("w", 40), leaf("b", 40), eps=1e-5)
+    (launch,) = launches(made[0], add(mul(silu(made[1]), z), made[0]))
+    assert len(launch.inputs) == 5 and len(launch.outputs) == 2
+
+
+def test_a_reader_in_another_order_or_of_sums_stays_apart() -> None:
+    y = rms_norm(leaf("x", 128, 40), leaf("w", 40), eps=1e-5, cast_first=False)[0]
+    assert len(launches(silu(transpose(y)))) == 2
+    assert len(launches(sum(y, dims=(0,)))) == 2
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (64, 40000)], ids=["few rows", "long rows"])
+def test_few_and_long_rows_stay_apart(shape: tuple[int, int]) -> None:
+    x, w = leaf("x", *shape), leaf("w", shape[1])
+    assert len(launches(gelu(layer_norm(x, w, leaf("b", shape[1]), eps=1e-5)[0]))) == 2
