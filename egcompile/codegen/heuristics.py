@@ -123,8 +123,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW and shape.passes > 1 and 2 < shape.point_bytes <= 4:
-        return Config(1, width, 16, 1)  # two tensors are too much to be read again
+    if width == WHOLE_ROW and shape.passes > 1 and 2 < shape.point_bytes <= 4 and shape.words > 1:
+        return Config(1, width, 16, 1)  # a norm of two tensors' sum, which is what is held
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
@@ -202,7 +202,7 @@ def _sums(shape: Shape) -> tuple[int, int, int, int, int]:
         return 256, 64, 4, 1, 64
     if shape.slow:
         return 4096, 256, 16, 3, 4
-    return (2048, 256, 32, 4, 2) if shape.point_bytes > 2 else (2048, 256, 16, 3, 4)
+    return (2048, 256, 32, 4, 2) if 2 < shape.point_bytes < 8 else (2048, 256, 16, 3, 4)
 
 
 def balanced(tiles: int, programs: int) -> int:

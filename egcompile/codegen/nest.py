@@ -156,7 +156,11 @@ def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[
 def holds_rows(reduction: Node, kernel: Kernel, target: Target, config: Config | None) -> bool:
     """Whether a nest around this reduction would have a program hold whole rows of it."""
     layout = _layout(reduction, "rows", kernel)
-    shape = Shape(layout.rows.size, layout.cols.size, 0, layout.along_cols)
+    rows, cols = layout.rows.size, layout.cols.size
+    inputs = [b.type for b in kernel.inputs]
+    point_bytes = sum(t.dtype.itemsize for t in inputs if t.numel == rows * cols)
+    words = point_bytes / 4 + sum(t.numel == cols for t in inputs)
+    shape = Shape(rows, cols, cols * point_bytes, layout.along_cols, words)
     settings = _settings(layout, shape, False, target, config)
     return keeps_rows(shape, True, target) and settings.block_cols >= layout.cols.size
 
