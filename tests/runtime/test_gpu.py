@@ -39,7 +39,7 @@ def values(run: Callable[..., Any], parameters: Sequence[Tensor], inputs: Sequen
 
 
 def check(model: nn.Module, draws: Iterable[Sequence[Tensor]], dtype: torch.dtype) -> None:
-    """Compares medians over draws of inputs: of a parameter of two elements, one draw is far off by chance."""
+    """Compares medians over draws of inputs: a parameter of two elements is far off by chance in one."""
     parameters = list(model.parameters())
     twin = copy.deepcopy(model).double()
     compiled = compile(model, fullgraph=True)

@@ -1,4 +1,4 @@
-"""Norms whose kernels go on with the pointwise work behind them: which do, and that it is the same program."""
+"""Norms whose kernels go on with the pointwise work behind them: which do, and that the values are right."""
 
 from __future__ import annotations
 
