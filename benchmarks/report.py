@@ -101,7 +101,8 @@ def speed(results: list[Result]) -> str:
         rows.append([*cells, _several(all_five, "peak_gb"), _several(all_five[1:], "compile_s")])
     head = ["model", "eager, ms", "torch.compile", "torch.compile, graphs", "egcompile", "egcompile, graphs"]
     head += ["vs eager", "vs torch.compile", "graphs vs graphs", "peak GB, in this order", "compile s"]
-    return _markdown(head, rows) if rows else ""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return _markdown([head[i] for i in kept], [[row[i] for i in kept] for row in rows]) if rows else ""
 
 
 def check(results: list[Result]) -> str:

@@ -83,7 +83,8 @@ def _kernels(schedule: Schedule) -> list[str]:
 
 
 def _shared(schedule: Schedule) -> list[str]:
-    return [f"{schedule.shared} kernels share another's launch"] if schedule.shared else []
+    count = schedule.shared
+    return [f"{count} kernel{'s share' if count > 1 else ' shares'} another's launch"] if count else []
 
 
 def _refused(extraction: Extraction) -> list[str]:
