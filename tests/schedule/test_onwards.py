@@ -88,6 +88,7 @@ def test_more_operands_behind_a_sum_and_its_norm() -> None:
 def test_a_reader_in_another_order_or_of_sums_stays_apart() -> None:
     y = rms_norm(leaf("x", 128, 40), leaf("w", 40), eps=1e-5, cast_first=False)[0]
     assert len(launches(silu(transpose(y)))) == 2
+    assert len(launches(add(silu(y), transpose(leaf("z", 40, 128))))) == 2
     assert len(launches(sum(y, dims=(0,)))) == 2
 
 
@@ -95,3 +96,11 @@ def test_a_reader_in_another_order_or_of_sums_stays_apart() -> None:
 def test_few_and_long_rows_stay_apart(shape: tuple[int, int]) -> None:
     x, w = leaf("x", *shape), leaf("w", shape[1])
     assert len(launches(gelu(layer_norm(x, w, leaf("b", shape[1]), eps=1e-5)[0]))) == 2
+
+
+def test_what_a_reader_that_stays_apart_needs_is_written() -> None:
+    """It waits for another that reads the norm, so no place among them is right for the two as one."""
+    x, r = leaf("x", 128, 40), leaf("r", 128, 40)
+    made = add_layer_norm(x, r, leaf("w", 40), leaf("b", 40), eps=1e-5)
+    apart = mul(made[0], expand(sum(made[1], dims=(0,)), shape=x.shape))
+    assert len(launches(apart, gelu(made[0]))) == 3
