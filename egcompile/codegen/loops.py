@@ -18,7 +18,7 @@ from egcompile.codegen.pointwise import (
     widened,
 )
 from egcompile.codegen.reduce import Reducer
-from egcompile.codegen.source import JitFunction
+from egcompile.codegen.source import JitFunction, is_backwards
 from egcompile.codegen.text import Loop, Value, named
 from egcompile.codegen.tile import AxisTile, Scope, Tile
 from egcompile.codegen.walk import Indices, Write
@@ -94,23 +94,7 @@ class _Renderer:
                 self.start(nest.partials)
             self.body(outer)
             return (tiles,)
-        self.start(nest.partials)
-        inner = Scope(outer.axes | {self.rows})
-        self.tile.scopes.append(inner)
-        if self.rows_vector:
-            header = f"for tile in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
-            self.bind_rows(inner, Value(self.widened(turned("tile", nest.kernel, tiles))))
-        else:
-            number = turned("step", nest.kernel, tiles)
-            name = "row" if number == "step" else "step"
-            header = f"for {name} in {self.range}(tl.program_id(0), {tiles}, {nest.parts}{self.stages}):"
-            if name == "step":
-                self.bind_rows(inner, Value(self.widened(number)))
-            else:
-                self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
-        self.body(inner)
-        self.tile.scopes.pop()
-        outer.block.items.append(Loop(header, (), inner.block))
+        self.over_rows(outer, f"tl.program_id(0), {tiles}, {nest.parts}", is_backwards(nest.kernel))
         return (nest.parts,)
 
     def columns_nest(self, outer: Scope) -> tuple[int, ...]:
@@ -124,20 +108,26 @@ class _Renderer:
             self.bind_rows(outer, None)
             self.body(outer)
             return (across, 1)
-        self.start(nest.partials)
+        shared = f"tl.program_id(1), {tiles}, {nest.parts}"
+        self.over_rows(outer, f"0, {tiles}" if nest.parts == 1 else shared, backwards=False)
+        return (across, nest.parts)
+
+    def over_rows(self, outer: Scope, steps: str, backwards: bool) -> None:
+        """The loop of a program over its tiles of rows, of which `steps` is the range."""
+        self.start(self.nest.partials)
         inner = Scope(outer.axes | {self.rows})
         self.tile.scopes.append(inner)
-        first, step = ("0", "") if nest.parts == 1 else ("tl.program_id(1)", f", {nest.parts}")
-        if self.rows_vector:
-            header = f"for tile in {self.range}({first}, {tiles}{step}{self.stages}):"
-            self.bind_rows(inner, Value(self.widened("tile")))
+        name = "tile" if self.rows_vector else "step" if backwards else "row"
+        if name == "row":
+            self.tile.axes[self.rows] = AxisTile(named(self.widened(name), axes=frozenset({self.rows})))
         else:
-            header = f"for row in {self.range}({first}, {tiles}{step}{self.stages}):"
-            self.tile.axes[self.rows] = AxisTile(named(self.widened("row"), axes=frozenset({self.rows})))
+            tiles = -(-self.rows.size // self.nest.config.block_rows)
+            number = turned(name, self.nest.kernel, tiles) if backwards else name
+            self.bind_rows(inner, Value(self.widened(number)))
         self.body(inner)
         self.tile.scopes.pop()
+        header = f"for {name} in {self.range}({steps}{self.stages}):"
         outer.block.items.append(Loop(header, (), inner.block))
-        return (across, nest.parts)
 
     def widened(self, number: str) -> str:
         return widened(number, self.nest.kernel)
