@@ -15,7 +15,6 @@ WHOLE_ROW = 32768
 L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
 
-
 BACKWARDS = 10_000_000
 """Bytes from which a kernel goes through memory from its end, where what the one before left is in the L2."""
 
@@ -166,7 +165,7 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
 
 
 def columns_config(shape: Shape, target: Target) -> Config:
-    """Tiles of sums over rows: 2048 points, wide along memory; programs share the rows to fill the GPU.
+    """Tiles of sums over rows, wide along memory; programs share the rows to fill the GPU.
 
     Few rows, as in a finalize, are one program's for each piece of the columns, and few points one program's.
     """

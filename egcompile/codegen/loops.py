@@ -9,12 +9,12 @@ import torch
 from egcompile.codegen.index import Axis, Index
 from egcompile.codegen.nest import Nest, Partial
 from egcompile.codegen.pointwise import (
+    from_end,
     grouped,
     is_narrow,
     parameters,
     pointers,
     program_id,
-    turned,
     widened,
 )
 from egcompile.codegen.reduce import Reducer
@@ -122,7 +122,7 @@ class _Renderer:
             self.tile.axes[self.rows] = AxisTile(named(self.widened(name), axes=frozenset({self.rows})))
         else:
             tiles = -(-self.rows.size // self.nest.config.block_rows)
-            number = turned(name, self.nest.kernel, tiles) if backwards else name
+            number = from_end(name, self.nest.kernel, tiles) if backwards else name
             self.bind_rows(inner, Value(self.widened(number)))
         self.body(inner)
         self.tile.scopes.pop()

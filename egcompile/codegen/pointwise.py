@@ -128,10 +128,10 @@ def program_id(kernel: Kernel, tiles: int, program: str = "") -> str:
 
     It counts along the first axis of the grid, or is what is named `program`.
     """
-    return widened(program or turned("tl.program_id(0)", kernel, tiles), kernel)
+    return widened(program or from_end("tl.program_id(0)", kernel, tiles), kernel)
 
 
-def turned(number: str, kernel: Kernel, tiles: int) -> str:
+def from_end(number: str, kernel: Kernel, tiles: int) -> str:
     """The number of a tile, counted from the last of `tiles` where the kernel goes backwards."""
     return f"{tiles - 1} - {number}" if tiles > 1 and is_backwards(kernel) else number
 

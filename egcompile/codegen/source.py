@@ -144,7 +144,8 @@ def is_backwards(kernel: Kernel) -> bool:
     """Whether programs that own rows or runs of a kernel's memory go through it from its end to its start.
 
     Contractions, convolutions and kernels that only reduce go forwards. What they left last in the L2 is so
-    read first, and what is written last is what the next of them begins with.
+    read first, and what is written last is what the next of them begins with. A kernel that writes less than
+    an eighth of what it moves only reduces.
     """
     written = sum(b.distinct_bytes for b in kernel.outputs)
     moved = written + sum(b.distinct_bytes for b in kernel.inputs)

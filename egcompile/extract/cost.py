@@ -28,7 +28,7 @@ Fitted to `benchmarks.gemm` on an H200 (relu, gelu, gelu backward, skip) and to 
 """
 
 REPEATED = 0.1
-"""What computing a value again for each point that it is broadcast to costs, over computing as many values.
+"""Of a value's cost at each point that it is broadcast to, what is charged where it is computed there again.
 
 Such work, as a column's weight widened, finds room beside a point's own traffic; another launch does not.
 """
@@ -37,9 +37,7 @@ EACH_NODE = 1e-3
 """What any computed e-node costs besides: of equal plans, the one with fewer nodes is picked."""
 
 _OPERATIONS = {
-    **dict.fromkeys(
-        ("reshape", "expand", "permute", "transpose", "slice"), 0.0
-    ),  # an index, as in reading a view
+    **dict.fromkeys(("reshape", "expand", "permute", "transpose", "slice"), 0.0),  # indices, as of a view
     **dict.fromkeys(("cast", "stop_gradient", "neg", "abs"), 0.5),
     **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal", "relu", "relu_backward"), 4.0),
     **dict.fromkeys(("exp", "log", "sigmoid", "tanh", "erf"), 10.0),
