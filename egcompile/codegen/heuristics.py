@@ -6,6 +6,7 @@ Every number here can be overridden: `generate(kernel, target, config=Config(num
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from egcompile.target import Target
 
@@ -47,7 +48,7 @@ class Config:
 class Shape:
     """What a choice depends on.
 
-    row_bytes     that are read of a row
+    reads         of each tensor that is read at every point, the bytes of an element
     words         32-bit registers that a point takes: what is read, and sums over rows
     along_cols    whether memory is contiguous along the columns, else along the rows
     passes        over a row that is not held whole
@@ -57,7 +58,7 @@ class Shape:
 
     rows: int
     cols: int
-    row_bytes: int
+    reads: tuple[int, ...]
     along_cols: bool
     words: float = 0.0
     passes: int = 2
@@ -65,9 +66,9 @@ class Shape:
     slow: int = 0
 
     @property
-    def point_bytes(self) -> float:
-        """What is read of a point."""
-        return self.row_bytes / max(self.cols, 1)
+    def row_bytes(self) -> int:
+        """What is read of a row."""
+        return self.cols * sum(self.reads)
 
 
 def pow2(n: int) -> int:
@@ -122,8 +123,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW and shape.passes > 1 and 2 < shape.point_bytes <= 4 and shape.words > 1:
-        return Config(1, width, 16, 1)  # a norm of two tensors' sum, which is what is held
+    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and shape.words > 1:
+        return Config(1, width, 16, 1)  # a norm, with weights, of a sum, which is what is held
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
@@ -156,7 +157,7 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
     rows = min(max(1, points // width), pow2(shape.rows))
     while rows > 1 and shape.rows // rows < resident * target.sms:
         rows //= 2
-    in_flight = stages(rows * width * shape.point_bytes, resident, 3, target)
+    in_flight = stages(rows * width * sum(shape.reads), resident, 3, target)
     if in_flight == 1:
         warps = max(1, min(16, rows * width // 512))
         registers = 24 + shape.words * rows * width / (32 * warps)
@@ -177,31 +178,49 @@ def columns_config(shape: Shape, target: Target) -> Config:
         return Config(min(8192, pow2(shape.rows)), 1, 16, 1, 1)
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
-    points, run, lane, most, resident = _sums(shape)
+    tile = _tile_of_sums(shape)
     if shape.along_cols:
-        cols = min(run, pow2(shape.cols))
-        rows = min(points // cols, pow2(shape.rows))
+        cols = min(tile.run, pow2(shape.cols))
+        rows = min(tile.points // cols, pow2(shape.rows))
     else:
-        rows = min(points, pow2(shape.rows))
-        cols = min(max(1, points // rows), pow2(shape.cols))
+        rows = min(tile.points, pow2(shape.rows))
+        cols = min(max(1, tile.points // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
-    parts = max(1, min(resident * target.sms // across, -(-shape.rows // (4 * rows))))
-    in_flight = stages(rows * cols * shape.point_bytes, resident, most, target)
-    return Config(rows, cols, max(1, min(8, rows * cols // (32 * lane))), in_flight, parts)
+    parts = max(1, min(tile.resident * target.sms // across, -(-shape.rows // (4 * rows))))
+    in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
+    return Config(rows, cols, max(1, min(8, rows * cols // (32 * tile.lane))), in_flight, parts)
 
 
-def _sums(shape: Shape) -> tuple[int, int, int, int, int]:
-    """For sums over rows: points of a tile, columns of one, points a lane, tiles in flight, programs an SM.
+class _Sums(NamedTuple):
+    """A tile of sums over rows.
 
-    As many programs as run at once, or so many that the last round does not matter: of a few, one more than
-    fits is a second wave. What waits for memory alone needs few warps with much in flight; what computes
-    needs many.
+    points     of a tile
+    run        of columns side by side, at most
+    lane       points of one
+    stages     tiles in flight
+    resident   programs an SM
+    """
+
+    points: int
+    run: int
+    lane: int
+    stages: int
+    resident: int
+
+
+def _tile_of_sums(shape: Shape) -> _Sums:
+    """As many programs as run at once, or so many that the last round does not matter.
+
+    Of a few, one more than fits is a second wave. What only waits for memory does with few warps that have
+    much in flight.
     """
     if shape.slow > 2:
-        return 256, 64, 4, 1, 64
+        return _Sums(256, 64, 4, 1, 64)
     if shape.slow:
-        return 4096, 256, 16, 3, 4
-    return (2048, 256, 32, 4, 2) if 2 < shape.point_bytes < 8 else (2048, 256, 16, 3, 4)
+        return _Sums(4096, 256, 16, 3, 4)
+    if len(shape.reads) > 1 and sum(shape.reads) < 8:  # of 32 bits, so many points would not fit a lane
+        return _Sums(2048, 256, 32, 4, 2)
+    return _Sums(2048, 256, 16, 3, 4)
 
 
 def balanced(tiles: int, programs: int) -> int:

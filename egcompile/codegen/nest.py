@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from egcompile.codegen.heuristics import (
@@ -143,7 +143,7 @@ def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[
     inner = [r for r in reductions if _feeds_more(r, kernel.body.nodes)]
     anchor = (inner or reductions)[0]
     layout = _layout(anchor, "rows", kernel)
-    shape = Shape(layout.rows.size, layout.cols.size, 0, layout.along_cols)
+    shape = Shape(layout.rows.size, layout.cols.size, (), layout.along_cols)
     fits = keeps_rows(shape, bool(inner), target)
     if inner and not fits:
         return None, list(range(len(kernel.outputs))), anchor
@@ -156,13 +156,18 @@ def choose_nest(kernel: Kernel, target: Target, config: Config | None) -> tuple[
 def holds_rows(reduction: Node, kernel: Kernel, target: Target, config: Config | None) -> bool:
     """Whether a nest around this reduction would have a program hold whole rows of it."""
     layout = _layout(reduction, "rows", kernel)
-    rows, cols = layout.rows.size, layout.cols.size
-    inputs = [b.type for b in kernel.inputs]
-    point_bytes = sum(t.dtype.itemsize for t in inputs if t.numel == rows * cols)
-    words = point_bytes / 4 + sum(t.numel == cols for t in inputs)
-    shape = Shape(rows, cols, cols * point_bytes, layout.along_cols, words)
+    reads, cols = _read_at_points(kernel.body.inputs, kernel, layout), layout.cols.size
+    shared = sum(node.tensor.numel == cols for node in kernel.body.inputs)
+    shape = Shape(layout.rows.size, cols, reads, layout.along_cols, sum(reads) / 4 + shared)
     settings = _settings(layout, shape, False, target, config)
     return keeps_rows(shape, True, target) and settings.block_cols >= layout.cols.size
+
+
+def _read_at_points(nodes: Collection[Node], kernel: Kernel, layout: Layout) -> tuple[int, ...]:
+    """Bytes of an element of each input that has about one a point; what a view repeats counts once."""
+    found = [(node, buffer) for node, buffer in zip(kernel.body.inputs, kernel.inputs) if node in nodes]
+    sizes = [(buffer.distinct_bytes, node.dtype.itemsize) for node, buffer in found]
+    return tuple(item for total, item in sizes if 2 * total > layout.points * item)
 
 
 def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
@@ -246,20 +251,16 @@ def _classify(
             others.append(Write(name, buffer, root, index, unpeel(index, movements)))
         else:
             left.append(i)
-    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
-    # what a view repeats along an axis is in memory once
-    sizes = {node: (buffers[node].distinct_bytes, node.dtype.itemsize) for node, _ in walk.loads}
-    bytes_read = sum(item for total, item in sizes.values() if 2 * total > layout.points * item)
+    reads = _read_at_points({node for node, _ in walk.loads}, kernel, layout)
     # A row that all rows share is held widened, beside the sums.
     shared = sum(index_axes(index) == {layout.cols} for _, index in walk.loads)
     held = shared + len({p.node for _, _, found in sums for p in found if not p.total})
-    row_bytes = layout.cols.size * bytes_read
     peaks = any(n.op.name == "amax" for n in kernel.body.nodes)
     slow = sum(n.op.name in SLOW and n.tensor.numel == layout.points for n in kernel.body.nodes)
-    words = bytes_read / 4 + held
+    words = sum(reads) / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    shape = Shape(*size, row_bytes, layout.along_cols, words, passes, peaks, slow)
+    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.

@@ -59,8 +59,10 @@ class _Direct:
         if bits % ALIGNMENT:
             key = (device, *(i for i, x in enumerate(pointers) if x % ALIGNMENT))
         launch = self.launches.get(key)
-        if launch is None or hooked():
+        if launch is None:
             self.launches[key] = self.first(arguments, constants)
+        elif hooked():
+            self.function[self.grid](*arguments, **constants)
         else:
             launch(current_stream(device), passed)
 
