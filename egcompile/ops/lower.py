@@ -65,7 +65,9 @@ def _simplified(node: Node, inputs: tuple[Node, ...]) -> Node:
     if name == "pad" and not inputs[0].tensor.numel:
         return full(value=0.0, shape=node.shape, dtype=node.dtype)
     if name == "cat":
-        parts = tuple(i for i in inputs if i.tensor.numel) or inputs[:1]
+        parts = tuple(i for i in inputs if i.tensor.numel)
+        if not parts:
+            return full(value=0.0, shape=node.shape, dtype=node.dtype)
         return parts[0] if len(parts) == 1 else cat(*parts, axis=node.attr("axis"))
     attrs = dict(zip(node.op.attr_names, node.attrs, strict=True))
     return node if inputs == node.inputs else node.op(*inputs, **attrs)

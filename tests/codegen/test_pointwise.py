@@ -94,6 +94,7 @@ def test_slices_pads_and_cats() -> None:
     check(build(lambda x: pad(reshape(x, shape=(2, 9)), axis=0, before=0, after=3, step=1), "f32[3,6]"))
     check(build(lambda x: slice_(pad(x, axis=0, before=2, after=2, step=1), 0, 1, 6, 2), "f32[3,4]"))
     check(build(lambda x, y, z: cat(x, mul(y, y), z, axis=0), "f32[2,3]", "f32[4,3]", "f32[0,3]"))
+    check(build(lambda x, y, z: mul(cat(x, y, axis=0), z), "f32[2,0]", "f32[4,0]", "f32[6,0]"))
     nested = build(
         lambda x, y: cat(pad(x, axis=0, before=1, after=0, step=1), cat(y, x, axis=0), axis=1),
         "f32[2,3]",
