@@ -18,7 +18,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "mean": (lambda x: x.mean(-1), [(3, 0), (0, 3)]),
     "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), [(0, 4), (2, 0, 4)]),
     "rms_norm": (lambda x: F.rms_norm(x, x.shape[-1:]), [(0, 4), (2, 0, 4)]),
-    "group_norm": (lambda x: F.group_norm(x, 2), [(0, 4, 3)]),
+    "group_norm": (lambda x: F.group_norm(x, 2), [(0, 4, 3), (2, 4, 0), (2, 4, 3, 0)]),
     "gelu": (F.gelu, [(0,), (3, 0)]),
     "linear": (lambda x: F.linear(x, torch.ones(5, 4, dtype=x.dtype)), [(0, 4), (2, 0, 4)]),
     "no inner axis": (lambda x: x @ torch.ones(0, 4, dtype=x.dtype), [(3, 0)]),

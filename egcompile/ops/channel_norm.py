@@ -104,7 +104,7 @@ def _group_norm_terms(
     def share(sums: Node) -> Node:
         grouped = reshape_to(mul(wide, sums), (samples, groups, channels // groups))
         column = reshape_to(sum(grouped, dims=(2,)), (samples, groups))
-        return mul(column, constant(1.0 / count, column))
+        return mul(column, constant(1.0 / max(count, 1), column))  # of no elements, nothing
 
     dw, db = (reshape_to(sum(sums, dims=(0,)), (channels,)) for sums in (along, total))
     return cast_to(dw, weight.dtype), cast_to(db, weight.dtype), share(total), share(along)
