@@ -13,6 +13,9 @@ from egcompile.target import Target
 WHOLE_ROW = 32768
 """The widest row that a program holds in registers; with sums over rows beside it, a quarter of that."""
 
+MOST_PARTS = 8
+"""Programs an SM that share the rows of one column: another kernel adds up what each has."""
+
 L2_BYTES = 40_000_000
 """What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
 
@@ -123,7 +126,7 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and shape.words > 1:
+    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and 1 < shape.words <= 3:
         return Config(1, width, 16, 1)  # a norm, with weights, of a sum, which is what is held
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
@@ -186,9 +189,9 @@ def columns_config(shape: Shape, target: Target) -> Config:
         rows = min(tile.points, pow2(shape.rows))
         cols = min(max(1, tile.points // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
-    parts = max(1, min(tile.resident * target.sms // across, -(-shape.rows // (4 * rows))))
+    parts = min(tile.resident * target.sms // across, MOST_PARTS * target.sms, -(-shape.rows // (4 * rows)))
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
-    return Config(rows, cols, max(1, min(8, rows * cols // (32 * tile.lane))), in_flight, parts)
+    return Config(rows, cols, max(1, min(8, rows * cols // (32 * tile.lane))), in_flight, max(1, parts))
 
 
 class _Sums(NamedTuple):
