@@ -221,7 +221,7 @@ def _tile_of_sums(shape: Shape) -> _Sums:
         return _Sums(256, 64, 4, 1, 64)
     if shape.slow:
         return _Sums(4096, 256, 16, 3, 4)
-    if len(shape.reads) > 1 and sum(shape.reads) < 8:  # of 32 bits, so many points would not fit a lane
+    if len(shape.reads) > 1 and max(shape.reads) <= 2:  # of 32 bits, so many points would not fit a lane
         return _Sums(2048, 256, 32, 4, 2)
     return _Sums(2048, 256, 16, 3, 4)
 
