@@ -4,7 +4,7 @@
     python -m benchmarks.report --check    only says whether they are up to date
 
 A table stands between `<!-- benchmarks:KIND -->` and `<!-- /benchmarks:KIND -->`, KIND one of speed, check,
-loss, coverage and op_database. Of equal measurements the newest counts.
+loss, coverage, kernels and op_database. Of equal measurements the newest counts.
 """
 
 from __future__ import annotations
@@ -81,28 +81,37 @@ def _several(rows: list[Result | None], key: str) -> str:
     return " / ".join("-" if v is None else f"{v:.1f}" if v >= 1 else f"{v:.2f}" for v in values)
 
 
-VARIANTS = (
-    "eager",
-    "torch.compile",
-    "torch.compile:reduce-overhead",
-    "egcompile",
-    "egcompile:reduce-overhead",
+VARIANTS = {
+    "eager": "eager",
+    "torch.compile": "torch.compile",
+    "torch.compile:reduce-overhead": "torch.compile, graphs",
+    "egcompile": "egcompile",
+    "egcompile:reduce-overhead": "egcompile, graphs",
+}
+RATIOS = (
+    ("vs eager", "eager", "egcompile"),
+    ("vs torch.compile", "torch.compile", "egcompile"),
+    ("graphs vs graphs", "torch.compile:reduce-overhead", "egcompile:reduce-overhead"),
 )
 
 
 def speed(results: list[Result]) -> str:
-    """Milliseconds of a training step, median and 20th and 80th percentiles."""
+    """Milliseconds of a training step, median and 20th and 80th percentiles, of what was measured."""
+    steps = [r for r in _of(results, "speed") if "variants" in r and r["device"] != "cpu"]
+    found = [{v["variant"]: v for v in result["variants"]} for result in steps]
+    shown = [name for name in VARIANTS if any(name in variants for variants in found)]
+    ratios = [ratio for ratio in RATIOS if {*ratio[1:]} <= {*shown}]
     rows = []
-    for result in (r for r in _of(results, "speed") if "variants" in r and r["device"] != "cpu"):
-        found = {v["variant"]: v for v in result["variants"]}
-        eager, theirs, replayed, ours, ours_replayed = all_five = [found.get(name) for name in VARIANTS]
-        cells = [result["model"], *map(_time, all_five)]
-        cells += [_ratio(eager, ours), _ratio(theirs, ours), _ratio(replayed, ours_replayed)]
-        rows.append([*cells, _several(all_five, "peak_gb"), _several(all_five[1:], "compile_s")])
-    head = ["model", "eager, ms", "torch.compile", "torch.compile, graphs", "egcompile", "egcompile, graphs"]
-    head += ["vs eager", "vs torch.compile", "graphs vs graphs", "peak GB, in this order", "compile s"]
-    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    return _markdown([head[i] for i in kept], [[row[i] for i in kept] for row in rows]) if rows else ""
+    for result, variants in zip(steps, found, strict=True):
+        each = [variants.get(name) for name in shown]
+        cells = [result["model"], *map(_time, each)]
+        cells += [_ratio(variants.get(slow), variants.get(fast)) for _, slow, fast in ratios]
+        compiled = [variants.get(name) for name in shown if name != "eager"]
+        rows.append([*cells, _several(each, "peak_gb"), _several(compiled, "compile_s")])
+    head = ["model", *(f"{VARIANTS[name]}, ms" for name in shown), *(name for name, _, _ in ratios)]
+    order = [VARIANTS[name] for name in shown]
+    head += [f"peak GB ({' / '.join(order)})", f"compile s ({' / '.join(n for n in order if n != 'eager')})"]
+    return _markdown(head, rows) if rows else ""
 
 
 def check(results: list[Result]) -> str:

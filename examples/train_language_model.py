@@ -267,11 +267,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in --out")
     parser.add_argument("--no-eager", action="store_true", help="train the compiled model only")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: there is no GPU that torch can use")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
+    if options.device == "cpu" and options.size == "tiny":
+        torch.set_num_threads(1)  # as fast as two, which on a busy machine wait for each other
     options.out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus.standard_library()
     print(f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} held out")

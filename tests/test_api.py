@@ -288,7 +288,7 @@ def test_options() -> None:
         optimize(trace(nn.Linear(3, 4), (torch.randn(2, 3),)), mode="fast")
     with pytest.raises(ValueError, match="unknown target 'tpu'"):
         optimize(trace(nn.Linear(3, 4), (torch.randn(2, 3),)), target="tpu")
-    with pytest.raises(Exception, match="no mode 'fast'; there are exact, greedy, unfused"):
+    with pytest.raises(Exception, match="no mode 'fast'; there are default, reduce-overhead, max-autotune"):
         compile(nn.Linear(3, 4), mode="fast")(torch.randn(2, 3))
 
 
