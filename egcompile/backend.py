@@ -20,6 +20,7 @@ from egcompile.frontend.aliases import Argument, Shared
 from egcompile.frontend.dynamo import Capture, Imported, Number
 from egcompile.frontend.importer import Constant
 from egcompile.ir.types import TensorType
+from egcompile.pipeline import MODES as PLANNED
 from egcompile.pipeline import Mode, budget_of, mode_of
 from egcompile.plan import Plan
 from egcompile.runtime.aten import laid_out
@@ -29,7 +30,7 @@ GRAPHED = ("reduce-overhead", "max-autotune")
 TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 """Modes, by torch.compile's names, whose plans are replayed from CUDA graphs, and whose tiles are timed."""
 
-MODES = (None, "default", *dict.fromkeys((*GRAPHED, *TUNED)), "exact", "greedy", "unfused")
+MODES = ("default", *dict.fromkeys((*GRAPHED, *TUNED)), *PLANNED)
 
 PLANS = 64
 """Plans that a captured graph with open sizes keeps; the least recently used goes first."""
@@ -58,8 +59,8 @@ def backend(
     if unknown := set(options) - {"target", "opaque", "memory_budget"}:
         raise ValueError(f"no option {', '.join(unknown)}; there are target, opaque and memory_budget")
     budget = budget_of(options.get("memory_budget", 1.0))
-    if mode not in MODES:
-        raise ValueError(f"no mode {mode!r}; there are {', '.join(filter(None, MODES))}")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"no mode {mode!r}; there are {', '.join(MODES)}")
     graphs, tune = mode in GRAPHED, mode in TUNED
     chosen = mode_of("exact" if graphs or tune or mode in (None, "default") else str(mode))
     capture = Capture.of(gm)

@@ -96,6 +96,9 @@ def test_hooks_hear_of_each_launch(
 class Flat:
     """A launcher as Triton 3.6 has it, whose C function takes the arguments one by one."""
 
+    launch: Callable[..., None]
+    """Given among `more`: the C function."""
+
     def __init__(self, scratch: int = 0, **more: Any) -> None:
         self.global_scratch_size, self.profile_scratch_size = scratch, 0
         self.launch_cooperative_grid, self.launch_pdl = False, True
@@ -104,7 +107,7 @@ class Flat:
     def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *args: Any) -> None:
         scratch = f"{self.global_scratch_size} bytes" if self.global_scratch_size else None
         fields = (self.launch_cooperative_grid, self.launch_pdl, scratch, None)
-        self.launch(x, y, z, stream, function, *fields, *args)  # type: ignore[attr-defined]
+        self.launch(x, y, z, stream, function, *fields, *args)
 
 
 def installed(**more: Any) -> CudaLauncher:
