@@ -13,7 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from egcompile.runtime._torch import memory_of, users
 from egcompile.runtime.aten import laid_out, overlaps, unviewed
 from egcompile.runtime.memory import empty_on
 
+T = TypeVar("T")
 Results = tuple[Tensor | None, ...]
 Run = Callable[[list[Tensor]], Results]
 """A plan's forward or backward, which may empty its list, as the backward does to free memory early."""
@@ -206,14 +207,23 @@ def _record(run: Run, reads: list[Tensor], pool: Any) -> tuple[Callable[[], None
     for x in reads:
         if x.device.type != "cuda":
             raise RuntimeError(f"an input is on {x.device}")
-    graph, side = torch.cuda.CUDAGraph(), _side_stream(torch.cuda.current_device())
-    captured = torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local")
-    with (
-        torch.cuda.stream(side),
-        captured,
-    ):  # the latter stays on its stream where the end of a capture raises
-        results = run(list(reads))
+    side = _side_stream(torch.cuda.current_device())
+    try:
+        graph, results = _captured(lambda: run(list(reads)), pool, side)
+    except RuntimeError:
+        # torch's generators stay as if the capture went on, and each draw raises, until one has ended
+        _captured(lambda: torch.zeros(1, device=side.device), None, side)
+        raise
     return graph.replay, results
+
+
+def _captured(work: Callable[[], T], pool: Any, side: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A graph of `work`, and what it returned."""
+    graph = torch.cuda.CUDAGraph()
+    capture = torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local")
+    with torch.cuda.stream(side), capture:  # that stays on its stream where the end of a capture raises
+        returned = work()
+    return graph, returned
 
 
 @functools.cache

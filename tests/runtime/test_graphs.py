@@ -52,4 +52,5 @@ def test_a_capture_that_fails_leaves_the_callers_stream() -> None:
                 (y,) = graphed([torch.ones(3, device="cuda")])
                 assert y is not None and y.tolist() == [3, 3, 3]
                 assert torch.cuda.current_stream() == stream
+                assert torch.rand(3, device="cuda").shape == (3,)  # as no capture goes on
     assert graphed.refused
