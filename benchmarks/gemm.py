@@ -42,11 +42,10 @@ from egcompile.ir.graph import Graph  # noqa: E402
 from egcompile.ir.node import Node  # noqa: E402
 from egcompile.ops.lower import lower  # noqa: E402
 from egcompile.runtime.loader import load  # noqa: E402
+from egcompile.runtime.source import render_alone  # noqa: E402
 from egcompile.schedule.kernel import Buffer, Kernel  # noqa: E402
 from egcompile.target import Target  # noqa: E402
 
-HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
-HEADER += "from egcompile.runtime.memory import empty_beside\n\n\n"
 Size = tuple[int, int, int]
 Request = tuple[str, Size, GemmConfig | None]
 SHAPES: list[Size] = [
@@ -194,7 +193,7 @@ def _rms(a: Tensor, b: Tensor) -> float:
 
 def launcher(site: Site, target: Target, config: GemmConfig | None) -> Callable[..., None]:
     source = generate(site.kernel, target, config)
-    function: Callable[..., None] = getattr(load(HEADER + source.text), site.kernel.name)
+    function: Callable[..., None] = getattr(load(render_alone(source, target)), site.kernel.name)
     return function
 
 

@@ -45,7 +45,7 @@ def generate(kernel: Kernel, target: Target, config: Config | GemmConfig | None 
     arguments = [*(node.attr("name") for node in body.inputs), *body.output_names]
     division = _Division(kernel.name, target, config, {*arguments})
     division.divide(lowered)
-    return assemble(kernel.name, arguments, division.steps)
+    return assemble(kernel.name, arguments, division.steps, target)
 
 
 class _Division:

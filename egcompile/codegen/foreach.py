@@ -68,7 +68,7 @@ class Family:
     @property
     def programs(self) -> int:
         """Programs of one item."""
-        return self.function.grid[0]
+        return self.function.programs
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,13 @@ class Foreach:
     arguments: tuple[str, ...]
     families: tuple[Family, ...]
 
-    def text(self) -> str:
+    @property
+    def programs(self) -> int:
+        return sum(f.programs * len(f.tensors) for f in self.families)
+
+    def text(self, begin: Sequence[str] = ()) -> str:
         head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.arguments)}):"
-        lines, start = ["program = tl.program_id(0)"], 0
+        lines, start = [*begin, "program = tl.program_id(0)"], 0
         for i, family in enumerate(self.families):
             stop = start + family.programs * len(family.tensors)
             inside = f"(program >= {start}) & (program < {stop})" if start else f"program < {stop}"
@@ -111,10 +115,10 @@ class Foreach:
         constants = [f"{name}={value}" for name, value in family.function.constants.items()]
         yield f"{family.function.name}({', '.join([place, *passed, *constants])})"
 
-    def launch(self) -> str:
-        programs = sum(f.programs * len(f.tensors) for f in self.families)
+    def launch(self, options: Sequence[str] = ()) -> str:
         warps = max(f.function.config.num_warps for f in self.families)
-        return f"{self.name}[({programs},)]({', '.join([*self.arguments, f'num_warps={warps}'])})"
+        passed = [*self.arguments, f"num_warps={warps}", *options]
+        return f"{self.name}[({self.programs},)]({', '.join(passed)})"
 
 
 def foreach(name: str, parts: Sequence[Kernel], render: Callable[[Kernel], JitFunction]) -> Foreach:

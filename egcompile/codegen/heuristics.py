@@ -5,6 +5,7 @@ Every number here can be overridden: `generate(kernel, target, config=Config(num
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -87,6 +88,18 @@ def flat_config(length: int, numel: int, target: Target) -> Config:
     return Config(1, min(block, pow2(length)), max(1, min(4, block // 512)), 1)
 
 
+def is_tiled(rows: int, cols: int) -> bool:
+    """Whether pointwise work goes in tiles of rows and columns that fill them, where columns repeat."""
+    return cols % 32 == 0 and rows >= 16
+
+
+def repeating_config(rows: int, cols: int, target: Target) -> Config:
+    """Pointwise work in which something is the same in each row, which is read for many rows at once."""
+    flat = flat_config(rows * cols, rows * cols, target)
+    run = math.gcd(cols, 128)
+    return Config(max(1, min(2 * flat.block_cols // run, pow2(rows))), run, flat.num_warps, 1)
+
+
 def transposing_config(rows: int, cols: int) -> Config:
     """Pointwise work that reads along the rows and writes along the columns: through shared memory."""
     return Config(min(64, pow2(rows)), min(32, pow2(cols)), 4, 1)
@@ -126,8 +139,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and 1 < shape.words <= 3:
-        return Config(1, width, 16, 1)  # a norm, with weights, of a sum, which is what is held
+    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and shape.words <= 3:
+        return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:

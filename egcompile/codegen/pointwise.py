@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from egcompile.codegen.heuristics import Config, flat_config, transposing_config
+from egcompile.codegen.heuristics import (
+    Config,
+    flat_config,
+    is_tiled,
+    repeating_config,
+    transposing_config,
+)
 from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index, regroup, unravel
 from egcompile.codegen.source import JitFunction, is_backwards, is_large
 from egcompile.codegen.text import Value
@@ -39,14 +45,23 @@ def pointwise_function(
         settings = transposing_config(axes[1].size, axes[2].size).override(config)
     elif (inner := _row_length(kernel, walk, points, sizes)) is not None:
         axes = Axis("batch", 1), Axis("row", points.size // inner), Axis("cols", inner)
-        cut = next(i for i in range(len(sizes) + 1) if math.prod(sizes[i:]) == inner)
-        digits = [*unravel(Index.of(axes[1]), sizes[:cut]), *unravel(Index.of(axes[2]), sizes[cut:])]
+        digits = _rows_and_columns(axes[1], axes[2], sizes)
         settings = flat_config(inner, points.size, target).override(config)
+    elif (inner := _period(kernel, walk, points, sizes)) is not None:
+        axes = Axis("batch", 1), Axis("rows", points.size // inner), Axis("cols", inner)
+        digits = _rows_and_columns(axes[1], axes[2], sizes)
+        settings = repeating_config(points.size // inner, inner, target).override(config)
     else:
         settings = flat_config(points.size, points.size, target).override(config)
         return _flat(name, kernel, points, writes, settings, program)
     writes, walk = _writes(kernel, _in_order(digits, order))
     return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded), program)
+
+
+def _rows_and_columns(rows: Axis, cols: Axis, sizes: Sequence[int]) -> list[Index]:
+    """An index along each of the axes of these sizes, the last of which make up the columns."""
+    cut = next(i for i in range(len(sizes) + 1) if math.prod(sizes[i:]) == cols.size)
+    return [*unravel(Index.of(rows), sizes[:cut]), *unravel(Index.of(cols), sizes[cut:])]
 
 
 def _in_order(digits: Sequence[Index], order: Sequence[int]) -> Indices:
@@ -110,6 +125,24 @@ def _row_length(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) 
     rows = {math.prod(sizes[i:]) for i in range(1, len(sizes))}
     long = [n for n in lengths if n >= 512 and n in rows and n < points.size]
     return min(long, default=None)
+
+
+def _period(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
+    """The length of the rows in each of which some input, as a bias, is the same; None for no such input.
+
+    What belongs to a column is then read once for several rows. None, too, where an input changes along a
+    row but seldom, as a group's mean does.
+    """
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    lengths = []
+    for node, index in walk.loads:
+        where = offset(index, buffers[node].strides)
+        steps = [where.at({points: math.prod(sizes[i + 1 :])}) - where.const for i in range(len(sizes))]
+        if where.terms and steps[-1] != 1:
+            return None
+        outer = [i for i, step in enumerate(steps) if not step and sizes[i] > 1 and any(steps[i + 1 :])]
+        lengths += [math.prod(sizes[i + 1 :]) for i in outer[-1:]]
+    return next((n for n in sorted(lengths) if is_tiled(points.size // n, n)), None)
 
 
 def pointers(kernel: Kernel) -> dict[Node, tuple[str, Buffer]]:
@@ -199,6 +232,11 @@ def _tiled(
         del constants["BLOCK_ROWS"]
         row = Value(row_tile, (pid,), axes=frozenset({rows}), hint="row", inline=False)
         tile.axes[rows] = AxisTile(tile.emit(row))
+    else:
+        numbers = Axis("tile", down)
+        tile.scopes[0].axes |= {numbers}
+        tile.axes[numbers] = AxisTile(tile.emit(Value(row_tile, (pid,), axes=frozenset({numbers}))))
+        tile.tiles[rows] = numbers, config.block_rows  # what is one value for all of these rows is read once
     for axis, number_text, block, broadcast in (
         (rows, row_tile, "BLOCK_ROWS", "[:, None]"),
         (cols, col_tile, "BLOCK_COLS", "" if one_row else "[None, :]"),

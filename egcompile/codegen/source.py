@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +13,17 @@ from egcompile.codegen.heuristics import BACKWARDS, Config
 from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer, Kernel
+from egcompile.target import Target
 
 
 @dataclass(frozen=True)
 class KernelSource:
     """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
 
-    It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and
-    `empty_beside`, the runtime's. `helpers` are those leading functions of the text that other kernels may
-    hold too, word for word. `config` has the tiles of the first nest, which `generate` takes; None for a
-    contraction, and for several items at once.
+    It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and the
+    runtime's `empty_beside`, `gdc_wait` and `gdc_launch_dependents`. `helpers` are those leading functions of
+    the text that other kernels may hold too, word for word. `config` has the tiles of the first nest, which
+    `generate` takes; None for a contraction, and for several items at once.
     """
 
     name: str
@@ -61,18 +63,23 @@ class JitFunction:
         words = set(re.findall(r"\w+", "\n".join(self.body)))
         return [t for t in self.tensors if f"{t}_ptr" in words]
 
-    def text(self) -> str:
+    @property
+    def programs(self) -> int:
+        return math.prod(self.grid)
+
+    def text(self, begin: Sequence[str] = ()) -> str:
         pointers = [f"{p}_ptr" for p in self.parameters]
         constants = [f"{name}: tl.constexpr" for name in self.constants]
         own = [self.program] if self.program else []
         head = f"@triton.jit\ndef {self.name}({', '.join([*own, *pointers, *constants])}):"
-        return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *self.body])
+        said = [f"# {line}" for line in self.doc.splitlines()]
+        return "\n".join([head, *(f"    {line}" for line in (*said, *begin)), *self.body])
 
-    def launch(self) -> str:
+    def launch(self, options: Sequence[str] = ()) -> str:
         grid = f"({', '.join(map(str, self.grid))}{',' if len(self.grid) == 1 else ''})"
         warps = ("num_warps", self.config.num_warps)
-        options = [f"{k}={v}" for k, v in (*self.constants.items(), warps)]
-        return f"{self.name}[{grid}]({', '.join([*self.parameters, *options])})"
+        own = [f"{k}={v}" for k, v in (*self.constants.items(), warps)]
+        return f"{self.name}[{grid}]({', '.join([*self.parameters, *own, *options])})"
 
 
 @dataclass(frozen=True)
@@ -89,26 +96,41 @@ class Allocation:
 
 
 class Launched(Protocol):
-    """Jit functions, of which the launcher calls one."""
+    """Jit functions, of which the launcher calls one, with `programs` and `options`; that one begins so."""
 
-    def text(self) -> str: ...
-    def launch(self) -> str: ...
+    @property
+    def programs(self) -> int: ...
+    def text(self, begin: Sequence[str] = ()) -> str: ...
+    def launch(self, options: Sequence[str] = ()) -> str: ...
 
 
-def assemble(name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation]) -> KernelSource:
+def assemble(
+    name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation], target: Target
+) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
-    functions = [step.text() for step in steps if not isinstance(step, Allocation)]
+    functions = [step.text(_begin(step, target)) for step in steps if not isinstance(step, Allocation)]
     code = "\n".join(functions)
     helpers = tuple(text.strip() for call, text in HELPERS.items() if re.search(rf"\b{call}\b", code))
+    options = ["launch_pdl=True"] if target.overlaps_launches else []
     lines = []
     for step in steps:
-        lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch())
+        lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch(options))
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )
     first = next((step for step in steps if not isinstance(step, Allocation)), None)
     config = first.config if isinstance(first, JitFunction) else None
     return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers, config)
+
+
+def _begin(step: Launched, target: Target) -> list[str]:
+    """How a function begins whose launch overlaps the end of the one before: it waits for what that wrote.
+
+    One that leaves most of the GPU idle lets the next be launched meanwhile, which then waits for it.
+    """
+    if not target.overlaps_launches:
+        return []
+    return ["gdc_wait()", "gdc_launch_dependents()"] if step.programs <= target.sms else ["gdc_wait()"]
 
 
 def _bound(block: Block) -> set[str]:

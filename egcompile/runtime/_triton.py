@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
+import triton.language as tl
 
 Launch = Callable[[int, Sequence[Any]], None]
 """`launch(stream, passed)`: a compiled kernel on its grid, with what is passed before its constants."""
@@ -16,6 +17,12 @@ _NEEDED = {"launch", *_SCRATCH}
 _KNOWN = _NEEDED | {"global_scratch_align", "profile_scratch_align", "num_ctas", "gsan_enabled"}
 _KNOWN |= {"launch_cooperative_grid", "launch_pdl", "arg_annotations", "kernel_signature"}
 """What a launcher has; one that has more may do more at each launch."""
+
+
+if triton.knobs.runtime.interpret:  # where launches follow one another
+    gdc_wait = gdc_launch_dependents = lambda: None
+else:
+    gdc_wait, gdc_launch_dependents = tl.extra.cuda.gdc_wait, tl.extra.cuda.gdc_launch_dependents
 
 
 def hooked() -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from egcompile.extract.extraction import KernelPlan
 from egcompile.ir.buffer import Buffer
@@ -20,11 +21,17 @@ ALIGNMENT = 16
 
 _SILENT = ("cast", "stop_gradient")
 
+_MOVES = ("reshape", "expand")
+
 
 class Kernels:
-    """Kernels by what they compute: equal work on equal layouts is one kernel, launched often."""
+    """Kernels by what they compute: equal work on equal layouts is one kernel, launched often.
 
-    def __init__(self) -> None:
+    views   for each value that lies in another's memory, that other
+    """
+
+    def __init__(self, views: Mapping[Node, Node]) -> None:
+        self.views = views
         self._known: dict[tuple[object, ...], Kernel] = {}
 
     def of(
@@ -33,6 +40,7 @@ class Kernels:
         """The kernel that runs these plans in one launch, and the values that are its arguments: inputs,
         outputs. What two plans read is passed to each, so that their bodies stay apart.
         """
+        unmoved = functools.partial(self._unmoved, buffers)
         read: list[Node] = []
         written: list[Node] = []
         names: list[Node] = []
@@ -40,7 +48,7 @@ class Kernels:
         for plan in plans:
             leaves: dict[Node, Node] = {}
             writes = _in_order(plan)
-            outputs.extend(_body(plan, writes, leaves, len(read)))
+            outputs.extend(_body(plan, writes, leaves, len(read), unmoved))
             read.extend(leaves)
             names.extend(leaves.values())
             written.extend(writes)
@@ -54,6 +62,12 @@ class Kernels:
             self._known[key] = Kernel(name, body, inputs, made)
         return self._known[key], tuple(read), tuple(written)
 
+    def _unmoved(self, buffers: Mapping[Node, Buffer], node: Node) -> Node:
+        """The value that `node` is in another shape, or repeats: the kernel reads that, and moves it."""
+        while node in self.views and node.op.name in _MOVES and buffers[self.views[node]].is_contiguous:
+            node = self.views[node]
+        return node
+
 
 def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
     """What a kernel writes, in an order that its body alone decides: the root's outputs, then operands'."""
@@ -65,12 +79,21 @@ def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
 
 
 def _body(
-    plan: KernelPlan, writes: tuple[Node, ...], leaves: dict[Node, Node], first: int
+    plan: KernelPlan,
+    writes: tuple[Node, ...],
+    leaves: dict[Node, Node],
+    first: int,
+    unmoved: Callable[[Node], Node],
 ) -> tuple[Node, ...]:
-    """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met, `x{first}` on."""
+    """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met, `x{first}` on.
+
+    What is `unmoved` alike has one leaf, so that it is read, and computed with, once.
+    """
     made: dict[Node, Node] = {}
 
     def leaf(node: Node) -> Node:
+        if unmoved(node) is not node:
+            return Node.make(node.op, (leaf(node.inputs[0]),), node.attrs)
         if node not in leaves:
             leaves[node] = input_op(name=f"x{first + len(leaves)}", shape=node.shape, dtype=node.dtype)
         return leaves[node]

@@ -53,7 +53,7 @@ class _Emitter:
 
     def __init__(self, extraction: Extraction) -> None:
         self.extraction = extraction
-        self.kernels = Kernels()
+        self.kernels = Kernels(extraction.views)
         self.rank = {node: i for i, node in enumerate(extraction.joint.graph.nodes)}
         self.names = _names(extraction)
         self.shared = 0
@@ -77,9 +77,11 @@ class _Emitter:
         groups = self._groups(ordered, kept)
         self.shared += len(ordered) - len(groups)
         for group in groups:
-            for node in (node for kernel in group for node in kernel.reads):
+            step, reads = self._step(group)
+            for node in reads:
                 self._view(node, present, steps)
-            steps.append(self._step(group, present))
+            steps.append(step)
+            present.update(dict.fromkeys(node for plan in group for node in plan.writes))
         for node in returned:
             self._view(node, present, steps)
         buffers = {self.names[node]: self._buffer(node) for node in present}
@@ -109,8 +111,8 @@ class _Emitter:
             present[node] = None
             steps.append(View(self.names[self._base(node)], self._buffer(node), self.names[node]))
 
-    def _step(self, group: Group, present: dict[Node, None]) -> Step:
-        present.update(dict.fromkeys(node for plan in group for node in plan.writes))
+    def _step(self, group: Group) -> tuple[Step, Sequence[Node]]:
+        """What a group is run by, and the values that this reads."""
         plan, root = group[0], group[0].root
         if root.op.kind not in _ATEN:
             kernel, inputs, outputs = self.kernels.of(group, self.extraction.buffers)
@@ -118,12 +120,13 @@ class _Emitter:
             nodes = (n for plan in group for n in (plan.root, *plan.nodes, *plan.writes))
             origins = frozenset().union(*(known.get(n, ()) for n in nodes))
             names = tuple(self.names[n] for n in inputs), tuple(self.names[n] for n in outputs)
-            return Launch(kernel, *names, origins)
+            return Launch(kernel, *names, origins), inputs
         attrs = tuple(zip(root.op.attr_names, root.attrs, strict=True))
         results: list[str | None] = [None] * (len(root.type) if isinstance(root.type, tuple) else 1)
         for node in plan.writes:
             results[node.attr("index") if node.op.kind is Kind.PROJECTION else 0] = self.names[node]
-        return Call(root.op.name, tuple(self.names[n] for n in root.inputs), attrs, tuple(results))
+        call = Call(root.op.name, tuple(self.names[n] for n in root.inputs), attrs, tuple(results))
+        return call, tuple(plan.reads)
 
 
 def _names(extraction: Extraction) -> dict[Node, str]:

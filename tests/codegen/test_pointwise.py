@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from egcompile.codegen import generate
+from egcompile.ir import Node
 from egcompile.ops import (
     add,
     broadcast_to,
@@ -29,6 +32,7 @@ from egcompile.ops import (
     silu,
     slice_,
     stop_gradient,
+    sub,
     swiglu,
     tanh,
     transpose,
@@ -212,3 +216,43 @@ def test_what_belongs_to_a_long_row_is_read_once_a_program() -> None:
     text = generate(kernel, Target.parse("cuda:90")).text
     assert "y_ptr + row)" in text and "to(tl.int64)" not in text
     check(kernel, low=-3, high=900)
+
+
+@pytest.mark.parametrize("shape", [(64, 512), (1000, 96), (17, 3, 32), (50, 2, 1024)], ids=str)
+def test_what_belongs_to_a_column_is_read_once_for_several_rows(shape: tuple[int, ...]) -> None:
+    def scaled(x: Node, w: Node, s: Node) -> Node:
+        several = expand(reshape(w, (1, *shape[1:])), shape)
+        return add(mul(x, several), expand(reshape(s, (1,) * len(shape)), shape))
+
+    sizes = ",".join(map(str, shape))
+    kernel = build(scaled, f"bf16[{sizes}]", f"bf16[{sizes.partition(',')[2]}]", "bf16[]")
+    check(kernel)
+    text = generate(kernel, Target.parse("cuda:90")).text
+    assert re.search(r"tl.load\(y_ptr \+ cols\)", text) and "BLOCK_ROWS" in text
+
+
+@pytest.mark.parametrize(
+    "shape, channels",
+    [((16, 33), (33,)), ((4, 64), (64,)), ((64, 16), (16,))],
+    ids=["odd rows", "few rows", "short rows"],
+)
+def test_rows_that_fill_no_tiles_are_flat(shape: tuple[int, int], channels: tuple[int]) -> None:
+    kernel = build(
+        lambda x, w: mul(x, expand(reshape(w, (1, *channels)), shape)),
+        f"f32[{shape[0]},{shape[1]}]",
+        f"f32[{channels[0]}]",
+    )
+    check(kernel)
+    assert "BLOCK_ROWS" not in generate(kernel, Target.parse("cuda:90")).text
+
+
+def test_what_changes_seldom_along_a_row_is_no_column() -> None:
+    """As a group's mean on channels_last: tiles were slower than a flat loop there."""
+
+    def centered(x: Node, mean: Node, w: Node) -> Node:
+        groups = expand(reshape(mean, (64, 1, 32, 1)), (64, 9, 32, 8))
+        return mul(sub(x, reshape(groups, (64, 9, 256))), expand(reshape(w, (1, 1, 256)), (64, 9, 256)))
+
+    kernel = build(centered, "f32[64,9,256]", "f32[64,32]", "f32[256]")
+    check(kernel)
+    assert "BLOCK_ROWS" not in generate(kernel, Target.parse("cuda:90")).text

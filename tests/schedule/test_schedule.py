@@ -12,6 +12,7 @@ from egcompile.ops import (
     add,
     contract_rows,
     exp,
+    expand,
     full,
     gelu,
     gelu_backward,
@@ -23,6 +24,7 @@ from egcompile.ops import (
     reshape,
     rms_norm,
     sdpa,
+    sub,
     sum,
     transpose,
 )
@@ -30,6 +32,7 @@ from egcompile.schedule import schedule
 from egcompile.schedule.kernel import Call, Free, Launch, Program, Schedule, View
 from egcompile.schedule.order import order
 from egcompile.target import Target
+from tests.codegen.harness import check
 from tests.extract.builder import egraph, forward, joint, leaf
 
 H200 = Target.parse("cuda:90")
@@ -244,3 +247,16 @@ def test_kernels_that_wait_for_each_other_are_refused() -> None:
     second = KernelPlan(neg(b), (neg(b),), frozenset(), (a,), (b,))
     with pytest.raises(ExtractionError, match="wait for each other"):
         order([first, second], lambda n: n, [], [], lambda k: 0)
+
+
+def test_a_value_that_is_read_in_several_shapes_is_one_argument() -> None:
+    """Else what is computed of each of them would be computed twice."""
+    x, mean = leaf("x", 64, 4, 80), leaf("mean", 64)
+    flat = reshape(x, shape=(64, 320))
+    once = sub(x, expand(reshape(mean, shape=(64, 1, 1)), shape=x.shape))
+    again = sub(flat, expand(reshape(mean, shape=(64, 1)), shape=flat.shape))
+    program = plan(add(exp(once), reshape(neg(again), shape=x.shape))).forward
+    (launch,) = launches(program)
+    assert sorted(launch.inputs) == ["mean", "x"]
+    assert not [step for step in program.steps if isinstance(step, View)]
+    check(launch.kernel)
