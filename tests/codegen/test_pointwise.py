@@ -222,7 +222,7 @@ def test_what_belongs_to_a_long_row_is_read_once_a_program() -> None:
 def test_what_belongs_to_a_column_is_read_once_for_several_rows(shape: tuple[int, ...]) -> None:
     def scaled(x: Node, w: Node, s: Node) -> Node:
         several = expand(reshape(w, (1, *shape[1:])), shape)
-        return add(mul(x, several), expand(reshape(s, (1,) * len(shape)), shape))
+        return mul(mul(x, several), expand(reshape(s, (1,) * len(shape)), shape))
 
     sizes = ",".join(map(str, shape))
     kernel = build(scaled, f"bf16[{sizes}]", f"bf16[{sizes.partition(',')[2]}]", "bf16[]")
