@@ -89,7 +89,7 @@ def directions(work: Work, call: Call, device: str = "cuda") -> dict[str, Replay
     sets = [work.inputs(device, seed) for seed in range(max(1, math.ceil(ROTATED_BYTES / nbytes)))]
     forward = Replayed([functools.partial(call, *xs) for xs in sets])
     with torch.cuda.stream(forward.stream):
-        outputs = [_tensors(call(*xs)) for xs in sets]
+        outputs = [tensors(call(*xs)) for xs in sets]
     cotangents = [[torch.randn_like(y) for y in ys] for ys in outputs]
     torch.cuda.synchronize()
 
@@ -101,7 +101,7 @@ def directions(work: Work, call: Call, device: str = "cuda") -> dict[str, Replay
     return {"forward": forward, "backward": Replayed(calls, forward.stream)}
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def tensors(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -154,7 +154,7 @@ def warm(names: Sequence[str], variants: Sequence[str], share: slice) -> None:
             try:
                 if (call := function(variant, work)) is not None:
                     xs = work.inputs("cuda")
-                    ys = _tensors(call(*xs))
+                    ys = tensors(call(*xs))
                     torch.autograd.grad(ys, xs, [torch.ones_like(y) for y in ys])
             except Exception as error:
                 print(f"{work.title} {variant}: {error}", flush=True)

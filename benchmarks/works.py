@@ -1,4 +1,4 @@
-"""The memory-bound work that benchmarks.kernels and benchmarks.tune measure: functions, shapes, least bytes.
+"""The memory-bound work that benchmarks.kernels, .counters and .tune measure: functions, shapes, least bytes.
 
 A `Work` is one function on tensors of one shape. Its floor counts each pass that must really happen, reading
 an input or writing an output once, at two bytes an element; what is smaller than a thousandth is left out.

@@ -1,0 +1,162 @@
+"""What bounds each kernel of the memory-bound work: hardware counters, by Nsight Compute.
+
+    python -m benchmarks.counters --json results.json
+    python -m benchmarks.counters softmax 'batch_norm_add_relu 128x256'
+
+A line for each launch of egcompile's forward and backward, in order: its microseconds; megabytes read from
+DRAM and written to it, and its throughput; hits in the L2, which each launch finds empty; use of the special
+functions (XU), of FMA and ALU, and of the issue slots; occupancy; registers a thread; and what warps wait for
+longest, in cycles an instruction and as a share of all waiting. Other percentages than hits are of the peak.
+Needs a GPU, and `ncu` on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import launch, ncu
+from benchmarks.environment import versions
+from benchmarks.kernels import function, tensors
+from benchmarks.works import Work, chosen, works
+from egcompile.runtime.loader import load_once
+
+Result = dict[str, Any]
+
+MARK = "nothing"
+"""The kernel that the child launches between forward and backward: the one of benchmarks.launch."""
+
+LONGEST = 60
+"""Characters of a kernel's name that are shown; PyTorch's have all their template's arguments."""
+
+HEADS = {
+    # key of ncu.METRICS -> heading, and digits after the point
+    "us": ("us", 1),
+    "read_mb": ("read MB", 1),
+    "write_mb": ("write MB", 1),
+    "dram": ("DRAM %", 0),
+    "l2_hit": ("L2 hit %", 0),
+    "xu": ("XU %", 0),
+    "fma": ("FMA %", 0),
+    "alu": ("ALU %", 0),
+    "issue": ("issue %", 0),
+    "occupancy": ("occupancy %", 0),
+    "registers": ("registers", 0),
+}
+
+
+def marker() -> Callable[[], None]:
+    """Launches `MARK`."""
+    kernel, point = getattr(load_once(launch.source(1)), MARK), torch.zeros(1, device="cuda")
+    return lambda: kernel[(1,)](point, BLOCK=1)
+
+
+def step(work: Work, device: str, mark: Callable[[], None]) -> Callable[[], None]:
+    """Runs the work's forward, the mark, and its backward; compiled, and warm."""
+    call, xs = function("egcompile", work), work.inputs(device)
+    assert call
+    cotangents = [torch.randn_like(y) for y in tensors(call(*xs))]
+
+    def run() -> None:
+        ys = tensors(call(*xs))
+        mark()
+        torch.autograd.grad(ys, xs, cotangents)
+
+    for _ in range(2):
+        run()
+    return run
+
+
+def child(title: str) -> None:
+    """What ncu runs: one step between cudaProfilerStart and cudaProfilerStop."""
+    (work,) = (w for w in works() if w.title == title)
+    run = step(work, "cuda", marker())
+    torch.cuda.synchronize()
+    with torch.cuda.profiler.profile():
+        run()
+        torch.cuda.synchronize()
+
+
+def row(direction: str, launched: ncu.Launch) -> Result:
+    """A launch's values by the keys of `ncu.METRICS`, None where the device has none, and of its stalls."""
+    found = {key: launched.values.get(metric) for key, metric in ncu.METRICS.items()}
+    stalls = {r: launched.values[m] for r, m in ncu.STALLS.items() if m in launched.values}
+    kernel = launched.kernel[:LONGEST]
+    return {"direction": direction, "kernel": kernel} | found | {"stalls": stalls}
+
+
+def rows(launches: Sequence[ncu.Launch]) -> list[Result]:
+    """Forward's before the mark, backward's after it, and the mark not."""
+    at = [launched.kernel for launched in launches].index(MARK)
+    return [row("forward", x) for x in launches[:at]] + [row("backward", x) for x in launches[at + 1 :]]
+
+
+def measure(work: Work, profiler: ncu.Profiler) -> Result:
+    """The launches of a work, or the error."""
+    target = [sys.executable, "-m", "benchmarks.counters", "--child", work.title]
+    try:
+        return {"work": work.title, "launches": rows(profiler.launches(target))}
+    except Exception as error:
+        return {"work": work.title, "error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def head() -> str:
+    titles = (title for title, _ in HEADS.values())
+    return f"{'kernel':{LONGEST + 1}}{'':9}" + "".join(f"{t:>{len(t) + 2}}" for t in titles) + "  waits for"
+
+
+def line(result: Result) -> str:
+    """One of `rows`, under `head`."""
+    said = f"{result['kernel']:{LONGEST + 1}}{result['direction']:9}"
+    for key, (title, digits) in HEADS.items():
+        value = result[key]
+        said += " " * (len(title) + 2) if value is None else f"{value:{len(title) + 2}.{digits}f}"
+    stalls = result["stalls"]
+    if not any(stalls.values()):
+        return said.rstrip()
+    reason = max(stalls, key=stalls.__getitem__)
+    return f"{said}  {reason} {stalls[reason]:.1f} ({stalls[reason] / sum(stalls.values()):.0%})"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    first, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("works", nargs="*", help="parts of titles, as rms_norm or 8192x4096; all by default")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use")
+    if options.child:
+        child(options.child)
+        return
+    if not shutil.which("ncu"):
+        parser.error("there is no ncu on the PATH: counters are read by Nsight Compute")
+    if not (selected := chosen(options.works)):
+        parser.error(f"no work's title holds {' or '.join(options.works)}")
+    about: Result = {"kind": "counters", "versions": versions()}
+    about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    results: list[Result] = []
+    profiler = ncu.Profiler()
+    for work in selected:
+        results.append(result := measure(work, profiler))
+        print(f"\n{work.title}" + (f" failed: {result['error']}" if "error" in result else f"\n{head()}"))
+        for launched in result.get("launches", ()):
+            print(line(launched))
+        sys.stdout.flush()
+        if options.json:
+            options.json.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
