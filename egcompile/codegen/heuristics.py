@@ -80,9 +80,10 @@ def pow2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def flat_config(length: int, numel: int, target: Target) -> Config:
-    """Pointwise work on `numel` points in runs of `length`: 16 a thread, fewer where that leaves SMs idle."""
-    block = 2048
+def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
+    """Pointwise work on `numel` points in runs of `length`, 16 a thread; a warp a program where it reads several
+    tensors. Fewer points where that leaves SMs idle."""
+    block = 512 if reads > 1 else 2048
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2
     return Config(1, min(block, pow2(length)), max(1, min(4, block // 512)), 1)
@@ -93,11 +94,12 @@ def is_tiled(rows: int, cols: int) -> bool:
     return cols % 32 == 0 and rows >= 16
 
 
-def repeating_config(rows: int, cols: int, target: Target) -> Config:
+def repeating_config(rows: int, cols: int, reads: int, target: Target) -> Config:
     """Pointwise work in which something is the same in each row, which is read for many rows at once."""
-    flat = flat_config(rows * cols, rows * cols, target)
+    flat = flat_config(rows * cols, rows * cols, 1, target)
     run = math.gcd(cols, 128)
-    return Config(max(1, min(2 * flat.block_cols // run, pow2(rows))), run, flat.num_warps, 1)
+    warps = flat.num_warps * (2 if reads > 1 else 1)
+    return Config(max(1, min(2 * flat.block_cols // run, pow2(rows))), run, warps, 1)
 
 
 def transposing_config(rows: int, cols: int) -> Config:
@@ -139,7 +141,12 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
     if width >= WHOLE_ROW and shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if width == WHOLE_ROW and shape.passes > 1 and shape.reads == (2, 2) and shape.words <= 3:
+    if (
+        WHOLE_ROW // 2 <= width <= WHOLE_ROW
+        and shape.passes > 1
+        and shape.reads == (2, 2)
+        and shape.words <= 3
+    ):
         return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
     if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
         return Config(1, 8192, 32, 1)
@@ -230,13 +237,13 @@ def _tile_of_sums(shape: Shape) -> _Sums:
     Of a few, one more than fits is a second wave. What only waits for memory does with few warps that have
     much in flight.
     """
-    if shape.slow > 2:
-        return _Sums(256, 64, 4, 1, 64)
+    if shape.slow > 1:
+        return _Sums(256, 64, 8, 1, 64)
     if shape.slow:
         return _Sums(4096, 256, 16, 3, 4)
     if len(shape.reads) > 1 and max(shape.reads) <= 2:  # of 32 bits, so many points would not fit a lane
         return _Sums(2048, 256, 32, 4, 2)
-    return _Sums(2048, 256, 16, 3, 4)
+    return _Sums(2048, 256, 16, 4, 4)
 
 
 def balanced(tiles: int, programs: int) -> int:

@@ -36,6 +36,7 @@ def pointwise_function(
     sizes = [buffer.type.shape[i] for i in order]
     points = Axis("offsets", math.prod(sizes))
     writes, walk = _writes(kernel, _in_order(unravel(Index.of(points), sizes), order))
+    reads = sum(2 * node.tensor.numel > points.size for node, _ in walk.loads)
     if (turned := _turned_axis(kernel, walk, points, sizes)) is not None:
         others = [n for i, n in enumerate(sizes[:-1]) if i != turned]
         axes = Axis("batch", math.prod(others)), Axis("rows", sizes[turned]), Axis("cols", sizes[-1])
@@ -46,13 +47,13 @@ def pointwise_function(
     elif (inner := _row_length(kernel, walk, points, sizes)) is not None:
         axes = Axis("batch", 1), Axis("row", points.size // inner), Axis("cols", inner)
         digits = _rows_and_columns(axes[1], axes[2], sizes)
-        settings = flat_config(inner, points.size, target).override(config)
+        settings = flat_config(inner, points.size, reads, target).override(config)
     elif (inner := _period(kernel, walk, points, sizes)) is not None:
         axes = Axis("batch", 1), Axis("rows", points.size // inner), Axis("cols", inner)
         digits = _rows_and_columns(axes[1], axes[2], sizes)
-        settings = repeating_config(points.size // inner, inner, target).override(config)
+        settings = repeating_config(points.size // inner, inner, reads, target).override(config)
     else:
-        settings = flat_config(points.size, points.size, target).override(config)
+        settings = flat_config(points.size, points.size, reads, target).override(config)
         return _flat(name, kernel, points, writes, settings, program)
     writes, walk = _writes(kernel, _in_order(digits, order))
     return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded), program)
