@@ -1,4 +1,4 @@
-"""Independent pointwise items in one launch: a range of programs for each, and one function for those alike.
+"""Independent items in one launch: a range of programs for each, and one function for those alike.
 
 Here of two items that take two programs each, and one of another kind:
 
@@ -14,6 +14,8 @@ Here of two items that take two programs each, and one of another kind:
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +61,7 @@ def _item(kernel: Kernel, outputs: Sequence[int]) -> Kernel:
 class Family:
     """Items that do the same work on the same layouts, and the function that does it for one.
 
-    tensors   the arguments of each item, as the function's parameters
+    tensors   the arguments of each item, as the function's tensors
     """
 
     function: JitFunction
@@ -68,7 +70,13 @@ class Family:
     @property
     def programs(self) -> int:
         """Programs of one item."""
-        return self.function.grid[0]
+        return math.prod(self.function.grid)
+
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """The arguments of all items that the function reads or writes."""
+        used = [t in self.function.parameters for t in self.function.tensors]
+        return [name for tensors in self.tensors for name, own in zip(tensors, used, strict=True) if own]
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,14 @@ class Foreach:
     """One launch of several families."""
 
     name: str
-    arguments: tuple[str, ...]
     families: tuple[Family, ...]
 
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        return list(dict.fromkeys(name for family in self.families for name in family.parameters))
+
     def text(self) -> str:
-        head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.arguments)}):"
+        head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.parameters)}):"
         lines, start = ["program = tl.program_id(0)"], 0
         for i, family in enumerate(self.families):
             stop = start + family.programs * len(family.tensors)
@@ -101,6 +112,8 @@ class Foreach:
                 item, place = f"{counted} // {family.programs}", f"{counted} % {family.programs}"
             yield f"item_{number} = {item}"
             for j, parameter in enumerate(family.function.tensors):
+                if parameter not in family.function.parameters:
+                    continue
                 name = f"{parameter}_{number}"
                 yield f"{name}_ptr = {chosen[j]}_ptr"
                 for k, others in enumerate(family.tensors[1:], 1):
@@ -114,7 +127,7 @@ class Foreach:
     def launch(self) -> str:
         programs = sum(f.programs * len(f.tensors) for f in self.families)
         warps = max(f.function.config.num_warps for f in self.families)
-        return f"{self.name}[({programs},)]({', '.join([*self.arguments, f'num_warps={warps}'])})"
+        return f"{self.name}[({programs},)]({', '.join([*self.parameters, f'num_warps={warps}'])})"
 
 
 def foreach(name: str, parts: Sequence[Kernel], render: Callable[[Kernel], JitFunction]) -> Foreach:
@@ -129,8 +142,7 @@ def foreach(name: str, parts: Sequence[Kernel], render: Callable[[Kernel], JitFu
         kernels.setdefault(key, alike)
         known.setdefault(key, []).append(tensors)
     families = [Family(render(alike), tuple(known[key])) for key, alike in kernels.items()]
-    arguments = tuple(dict.fromkeys(name for kernel in parts for name in parameters(kernel)))
-    return Foreach(name, arguments, tuple(families))
+    return Foreach(name, tuple(families))
 
 
 def _canonical(kernel: Kernel) -> tuple[object, Kernel]:

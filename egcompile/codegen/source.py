@@ -21,7 +21,7 @@ class KernelSource:
     It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and
     `empty_beside`, the runtime's. `helpers` are those leading functions of the text that other kernels may
     hold too, word for word. `config` has the tiles of the first nest, which `generate` takes; None for a
-    contraction, and for several items at once.
+    contraction, and for several items in one launch.
     """
 
     name: str
@@ -95,7 +95,9 @@ class Launched(Protocol):
     def launch(self) -> str: ...
 
 
-def assemble(name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation]) -> KernelSource:
+def assemble(
+    name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation], config: Config | None
+) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
     functions = [step.text() for step in steps if not isinstance(step, Allocation)]
     code = "\n".join(functions)
@@ -106,8 +108,6 @@ def assemble(name: str, arguments: Sequence[str], steps: Sequence[Launched | All
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )
-    first = next((step for step in steps if not isinstance(step, Allocation)), None)
-    config = first.config if isinstance(first, JitFunction) else None
     return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers, config)
 
 
