@@ -112,6 +112,17 @@ def test_moments_have_one_finalize(name: str) -> None:
     assert generate(kernel, H200).text.count("@triton.jit\ndef _kernel") == 2
 
 
+@pytest.mark.parametrize("config", [None, Config(block_rows=16, programs=3)], ids=str)
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_moments_of_strewn_groups(
+    groups: int, config: Config | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strewn, "SMALL", 2**16)
+    kernel = moments(lambda x: group_moments(x, groups, 1e-5), (2, 32, 40, 40))
+    assert len(launched(kernel, config)) == 2
+    check(kernel, config, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("groups", [1, 8, 32, 256])
 def test_group_norm_terms_are_one_launch(groups: int) -> None:
     assert [function for function, _ in launched(terms(32, 256, groups))] == ["_kernel"]
@@ -168,6 +179,13 @@ def test_large_nests_stay_apart() -> None:
     kernel = build(lambda x, y: (sum(x, dims=(0,)), sum(y, dims=(0,))), f"f32[{n},2]", f"f32[{n},3]")
     first = [function for function, _ in launched(kernel) if "finalize" not in function]
     assert len(first) == 2
+
+
+def test_a_launch_takes_no_more_tensors_than_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = build(lambda x, y: (sum(x, dims=(0,)), sum(y, dims=(1,))), "f32[5,6]", "f32[7,9]")
+    assert len(launched(kernel)) == 1
+    monkeypatch.setattr(launches, "MOST_TENSORS", 3)
+    assert len(launched(kernel)) == 2
 
 
 def test_what_waits_runs_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
