@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-from egcompile.codegen.foreach import Foreach, foreach, items
+from egcompile.codegen.foreach import Family, Foreach, foreach, items
 from egcompile.codegen.gemm import render_contraction
 from egcompile.codegen.gemm_config import GemmConfig
 from egcompile.codegen.heuristics import Config
+from egcompile.codegen.launches import Step, shared
 from egcompile.codegen.loops import render_nest
 from egcompile.codegen.moments import shifted
 from egcompile.codegen.nest import Nest, choose_nest, holds_rows, twice
 from egcompile.codegen.pointwise import pointwise_function
 from egcompile.codegen.scalar import HELPERS
-from egcompile.codegen.source import Allocation, JitFunction, KernelSource, assemble
+from egcompile.codegen.source import Allocation, JitFunction, KernelSource, Launched, assemble
 from egcompile.codegen.strewn import in_two
 from egcompile.codegen.text import identifier
 from egcompile.ir.graph import Graph
@@ -42,32 +44,53 @@ def generate(kernel: Kernel, target: Target, config: Config | GemmConfig | None 
         return render_contraction(lowered, target, config)
     if isinstance(config, GemmConfig):
         raise TypeError(f"{kernel.name} holds no contraction; it takes a Config")
-    arguments = [*(node.attr("name") for node in body.inputs), *body.output_names]
-    division = _Division(kernel.name, target, config, {*arguments})
+    division = _Division(lowered, target, config)
     division.divide(lowered)
-    return assemble(kernel.name, arguments, division.steps, target)
+    return division.source()
 
 
 class _Division:
-    """The steps of one launcher, in order: jit functions and the temporaries between them."""
+    """The steps of one launcher, in order, and the temporaries between them."""
 
-    def __init__(self, name: str, target: Target, config: Config | None, taken: set[str]) -> None:
-        self.name, self.target, self.config, self.taken = name, target, config, taken
-        self.steps: list[JitFunction | Foreach | Allocation] = []
+    def __init__(self, kernel: Kernel, target: Target, config: Config | None) -> None:
+        self.name, self.target, self.config = kernel.name, target, config
+        self.inputs = [node.attr("name") for node in kernel.body.inputs]
+        self.arguments = [*self.inputs, *kernel.body.output_names]
+        self.buffers = dict(zip(self.arguments, (*kernel.inputs, *kernel.outputs), strict=True))
+        self.steps: list[Step] = []
         self.functions: set[str] = set()
+
+    def source(self) -> KernelSource:
+        """The launcher of all steps, small ones together."""
+        nbytes = {name: buffer.distinct_bytes for name, buffer in self.buffers.items()}
+        lines: list[Launched | Allocation] = []
+        made = set(self.arguments)
+        config = None
+        for group in shared(self.steps, self.inputs, nbytes):
+            launched: JitFunction | Foreach = group[0].function
+            if len(group) > 1:
+                families = [family for step in group for family in step.families()]
+                launched = Foreach(launched.name, tuple(families))
+            elif group[0] is self.steps[0] and isinstance(launched, JitFunction):
+                config = launched.config
+            names = [name for name in self.buffers if name in launched.parameters and name not in made]
+            made.update(names)
+            lines += [*(Allocation(name, self.buffers[name]) for name in names), launched]
+        return assemble(self.name, self.arguments, lines, config, self.target)
 
     def divide(self, kernel: Kernel, role: str = "") -> None:
         """Appends the nests that compute the kernel's outputs."""
         kernel = _restrict(kernel, [i for i, b in enumerate(kernel.outputs) if b.type.numel])
         if not any(node.op.kind is Kind.REDUCTION for node in kernel.body.nodes):
             if len(parts := items(kernel)) > 1:
-                self.steps.append(self.foreach(parts, role))
+                self.foreach(parts, role)
                 return
             for numel in dict.fromkeys(b.type.numel for b in kernel.outputs):
                 same = [i for i, b in enumerate(kernel.outputs) if b.type.numel == numel]
                 part = _restrict(kernel, same)
-                function = pointwise_function(self.function_name(role), part, self.target, self.take_config())
-                self.steps.append(function)
+                config = self.take_config()
+                render = functools.partial(pointwise_function, kernel=part, target=self.target, config=config)
+                self.step(role, render)
             return
         if moments := shifted(kernel, lambda mean: holds_rows(mean, kernel, self.target, self.config)):
             kernel = _replace(kernel, moments)
@@ -82,12 +105,24 @@ class _Division:
         if left:
             self.divide(_restrict(kernel, left), role)
 
-    def foreach(self, parts: Sequence[Kernel], role: str) -> Foreach:
+    def step(self, role: str, render: Callable[..., JitFunction]) -> None:
+        """Appends the nest that `render` makes a function of, given its name and, for an item, `program`."""
+
+        def families() -> tuple[Family, ...]:
+            function = render(self.function_name("item"), program="part")
+            return (Family(function, (function.tensors,)),)
+
+        self.steps.append(Step(render(self.function_name(role)), families))
+
+    def foreach(self, parts: Sequence[Kernel], role: str) -> None:
+        """Appends independent pointwise work."""
+
         def render(kernel: Kernel) -> JitFunction:
             return pointwise_function(self.function_name("item"), kernel, self.target, config, program="part")
 
         config = self.take_config()
-        return foreach(self.function_name(role), parts, render)
+        launched = foreach(self.function_name(role), parts, render)
+        self.steps.append(Step(launched, lambda: launched.families))
 
     def take_config(self) -> Config | None:
         """The caller's overrides, which are for the first nest."""
@@ -107,13 +142,11 @@ class _Division:
         """Memory for a value as the kernel holds it: unrounded."""
         name = base = identifier(hint)
         count = 1
-        while name in self.taken:
+        while name in self.buffers:
             count += 1
             name = f"{base}_{count}"
-        self.taken.add(name)
-        buffer = Buffer.contiguous(TensorType(shape, accumulate_dtype(node.dtype)))
-        self.steps.append(Allocation(name, buffer))
-        return name, buffer
+        self.buffers[name] = Buffer.contiguous(TensorType(shape, accumulate_dtype(node.dtype)))
+        return name, self.buffers[name]
 
     def store_first(self, kernel: Kernel, anchor: Node, role: str) -> None:
         """Computes the anchor, and reductions like it, into memory; then the rest."""
@@ -134,14 +167,13 @@ class _Division:
         self.divide(_with_leaves(kernel, leaves, leaves, buffers), role)
 
     def render(self, nest: Nest, role: str) -> None:
-        name = self.function_name(role)
+        stored: dict[Node, tuple[str, Buffer]] = {}
         if nest.parts == 1 and all(w.index for w in nest.after):
-            self.steps.append(render_nest(name, nest, {}))
+            self.step(role, functools.partial(render_nest, nest=nest, temporaries=stored))
             return
-        stored = {}
         for p in nest.partials:
             stored[p.node] = self.temporary(f"{p.node.op.name}_partials", (nest.parts, *p.node.shape), p.node)
-        self.steps.append(render_nest(name, nest, stored))
+        self.step(role, functools.partial(render_nest, nest=nest, temporaries=stored))
         leaves, sums = {}, {}
         again = {n: twice(n) for n in nest.kernel.body.nodes}
         for p in nest.partials:

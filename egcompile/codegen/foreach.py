@@ -1,4 +1,4 @@
-"""Independent pointwise items in one launch: a range of programs for each, and one function for those alike.
+"""Independent items in one launch: a range of programs for each, and one function for those alike.
 
 Here of two items that take two programs each, and one of another kind:
 
@@ -14,6 +14,7 @@ Here of two items that take two programs each, and one of another kind:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def _item(kernel: Kernel, outputs: Sequence[int]) -> Kernel:
 class Family:
     """Items that do the same work on the same layouts, and the function that does it for one.
 
-    tensors   the arguments of each item, as the function's parameters
+    tensors   the arguments of each item, as the function's tensors
     """
 
     function: JitFunction
@@ -70,21 +71,30 @@ class Family:
         """Programs of one item."""
         return self.function.programs
 
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """The arguments of all items that the function reads or writes."""
+        used = [t in self.function.parameters for t in self.function.tensors]
+        return [name for tensors in self.tensors for name, own in zip(tensors, used, strict=True) if own]
+
 
 @dataclass(frozen=True)
 class Foreach:
     """One launch of several families."""
 
     name: str
-    arguments: tuple[str, ...]
     families: tuple[Family, ...]
 
     @property
     def programs(self) -> int:
         return sum(f.programs * len(f.tensors) for f in self.families)
 
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        return list(dict.fromkeys(name for family in self.families for name in family.parameters))
+
     def text(self, begin: Sequence[str] = ()) -> str:
-        head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.arguments)}):"
+        head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.parameters)}):"
         lines, start = [*begin, "program = tl.program_id(0)"], 0
         for i, family in enumerate(self.families):
             stop = start + family.programs * len(family.tensors)
@@ -105,6 +115,8 @@ class Foreach:
                 item, place = f"{counted} // {family.programs}", f"{counted} % {family.programs}"
             yield f"item_{number} = {item}"
             for j, parameter in enumerate(family.function.tensors):
+                if parameter not in family.function.parameters:
+                    continue
                 name = f"{parameter}_{number}"
                 yield f"{name}_ptr = {chosen[j]}_ptr"
                 for k, others in enumerate(family.tensors[1:], 1):
@@ -117,7 +129,7 @@ class Foreach:
 
     def launch(self, options: Sequence[str] = ()) -> str:
         warps = max(f.function.config.num_warps for f in self.families)
-        passed = [*self.arguments, f"num_warps={warps}", *options]
+        passed = [*self.parameters, f"num_warps={warps}", *options]
         return f"{self.name}[({self.programs},)]({', '.join(passed)})"
 
 
@@ -133,8 +145,7 @@ def foreach(name: str, parts: Sequence[Kernel], render: Callable[[Kernel], JitFu
         kernels.setdefault(key, alike)
         known.setdefault(key, []).append(tensors)
     families = [Family(render(alike), tuple(known[key])) for key, alike in kernels.items()]
-    arguments = tuple(dict.fromkeys(name for kernel in parts for name in parameters(kernel)))
-    return Foreach(name, arguments, tuple(families))
+    return Foreach(name, tuple(families))
 
 
 def _canonical(kernel: Kernel) -> tuple[object, Kernel]:

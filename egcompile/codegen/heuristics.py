@@ -81,8 +81,10 @@ def pow2(n: int) -> int:
 
 
 def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
-    """Pointwise work on `numel` points in runs of `length`, 16 a thread; a warp a program where it reads several
-    tensors. Fewer points where that leaves SMs idle."""
+    """Pointwise work on `numel` points in runs of `length`, 16 a thread; fewer where that leaves SMs idle.
+
+    Of several tensors a warp at a time is a program.
+    """
     block = 512 if reads > 1 else 2048
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2

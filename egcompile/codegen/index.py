@@ -78,6 +78,7 @@ class Index:
         modulus = div * mod
         if mod:
             self = _sum(((a, c % modulus) for a, c in self.terms), self.const % modulus)
+        self = _significant(self, div)
         whole = _sum(((a, c // div) for a, c in self.terms if c % div == 0), self.const // div)
         rest = _sum(((a, c) for a, c in self.terms if c % div), self.const % div)
         if rest.low >= 0 and rest.high < div:
@@ -121,6 +122,18 @@ def _bounds(atom: Atom) -> tuple[int, int]:
     if atom.mod and not (low >= 0 and high < atom.mod):
         return 0, atom.mod - 1
     return low, high
+
+
+def _significant(x: Index, div: int) -> Index:
+    """`x` for `x // div`: without what lies below every multiple of some factor of `div`, and never carries.
+
+    (cols * 8 + lane) // 256  ==>  cols * 8 // 256  for 0 <= lane < 8.
+    """
+    for factor in sorted({math.gcd(c, div) for _, c in x.terms}, reverse=True):
+        below = _sum(((a, c) for a, c in x.terms if c % factor), x.const % factor)
+        if (below.terms or below.const) and below.low >= 0 and below.high < factor:
+            return _sum(((a, c) for a, c in x.terms if c % factor == 0), x.const - below.const)
+    return x
 
 
 def _digit(x: Index, div: int, mod: int) -> Index:

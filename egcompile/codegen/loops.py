@@ -31,14 +31,19 @@ LARGE_TILE = 8192
 """Points of a tile that leave no registers to load what they do not wait for."""
 
 
-def render_nest(name: str, nest: Nest, temporaries: dict[Node, tuple[str, Buffer]]) -> JitFunction:
-    """The jit function of a nest; `temporaries` are where the partials go, for those that need a finalize."""
-    return _Renderer(nest, temporaries).render(name)
+def render_nest(
+    name: str, nest: Nest, temporaries: dict[Node, tuple[str, Buffer]], program: str = ""
+) -> JitFunction:
+    """The jit function of a nest; `temporaries` are where the partials go, for those that need a finalize.
+
+    `program` names the parameter that is the program's number, where another function calls this one.
+    """
+    return _Renderer(nest, temporaries, program).render(name)
 
 
 class _Renderer:
-    def __init__(self, nest: Nest, temporaries: dict[Node, tuple[str, Buffer]]) -> None:
-        self.nest, self.temporaries = nest, temporaries
+    def __init__(self, nest: Nest, temporaries: dict[Node, tuple[str, Buffer]], number: str) -> None:
+        self.nest, self.temporaries, self.number = nest, temporaries, number
         self.rows, self.cols = nest.rows, nest.cols
         self.program = Axis("program", nest.parts)
         self.accumulators: dict[Node, Value] = {}
@@ -58,7 +63,7 @@ class _Renderer:
         nest = self.nest
         outer = Scope(frozenset({self.program}))
         self.tile.scopes = [outer]
-        self.tile.axes[self.program] = AxisTile(named("tl.program_id(0)"))
+        self.tile.axes[self.program] = AxisTile(named(self.number or "tl.program_id(0)"))
         grid = self.rows_nest(outer) if nest.kind == "rows" else self.columns_nest(outer)
         self.finish()
         constants = {}
@@ -67,7 +72,7 @@ class _Renderer:
         if self.cols_vector:
             constants["BLOCK_COLS"] = nest.config.block_cols
         tensors = parameters(nest.kernel) + tuple(name for name, _ in self.temporaries.values())
-        return JitFunction(name, self.doc(), tensors, constants, grid, nest.config, outer.block)
+        return JitFunction(name, self.doc(), tensors, constants, grid, nest.config, outer.block, self.number)
 
     def doc(self) -> str:
         """What a program does, for the reader of the kernel."""
@@ -89,12 +94,13 @@ class _Renderer:
         if nest.whole:
             self.bind_cols(outer, None)
         if nest.parts == tiles or not (nest.partials or nest.persistent):
-            self.bind_rows(outer, Value(program_id(nest.kernel, tiles)))
+            self.bind_rows(outer, Value(program_id(nest.kernel, tiles, self.number)))
             if not nest.whole:
                 self.start(nest.partials)
             self.body(outer)
             return (tiles,)
-        self.over_rows(outer, f"tl.program_id(0), {tiles}, {nest.parts}", is_backwards(nest.kernel))
+        first = self.number or "tl.program_id(0)"
+        self.over_rows(outer, f"{first}, {tiles}, {nest.parts}", is_backwards(nest.kernel))
         return (nest.parts,)
 
     def columns_nest(self, outer: Scope) -> tuple[int, ...]:
@@ -102,13 +108,17 @@ class _Renderer:
         nest, config = self.nest, self.nest.config
         tiles = -(-self.rows.size // config.block_rows)
         across = -(-self.cols.size // config.block_cols)
-        self.tile.axes[self.program] = AxisTile(named("tl.program_id(1)"))
-        self.bind_cols(outer, Value(self.widened("tl.program_id(0)")) if across > 1 else None)
+        place, part = "tl.program_id(0)", "tl.program_id(1)"
+        if self.number:
+            place = f"{self.number} % {across}" if nest.parts > 1 else self.number
+            part = f"{self.number} // {across}"
+        self.tile.axes[self.program] = AxisTile(named(part))
+        self.bind_cols(outer, Value(self.widened(place)) if across > 1 else None)
         if tiles == 1:
             self.bind_rows(outer, None)
             self.body(outer)
             return (across, 1)
-        shared = f"tl.program_id(1), {tiles}, {nest.parts}"
+        shared = f"{part}, {tiles}, {nest.parts}"
         self.over_rows(outer, f"0, {tiles}" if nest.parts == 1 else shared, backwards=False)
         return (across, nest.parts)
 
@@ -171,10 +181,10 @@ class _Renderer:
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
         if tile is not None:
-            self.number(scope, tile)
+            self.count(scope, tile)
         self.bind(self.rows, text, "rows", self.nest.config.block_rows)
 
-    def number(self, scope: Scope, tile: Value) -> None:
+    def count(self, scope: Scope, tile: Value) -> None:
         """Binds the number of the tile of rows, for what is one value for all of its rows."""
         size = self.nest.config.block_rows
         numbers = Axis("tile", -(-self.rows.size // size))

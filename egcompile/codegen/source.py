@@ -23,7 +23,7 @@ class KernelSource:
     It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and the
     runtime's `empty_beside`, `gdc_wait` and `gdc_launch_dependents`. `helpers` are those leading functions of
     the text that other kernels may hold too, word for word. `config` has the tiles of the first nest, which
-    `generate` takes; None for a contraction, and for several items at once.
+    `generate` takes; None for a contraction, and for several items in one launch.
     """
 
     name: str
@@ -105,7 +105,11 @@ class Launched(Protocol):
 
 
 def assemble(
-    name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation], target: Target
+    name: str,
+    arguments: Sequence[str],
+    steps: Sequence[Launched | Allocation],
+    config: Config | None,
+    target: Target,
 ) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
     functions = [step.text(_begin(step, target)) for step in steps if not isinstance(step, Allocation)]
@@ -118,8 +122,6 @@ def assemble(
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )
-    first = next((step for step in steps if not isinstance(step, Allocation)), None)
-    config = first.config if isinstance(first, JitFunction) else None
     return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers, config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -57,6 +58,35 @@ def test_contiguous_offsets_cancel() -> None:
     heads = regroup((rows, cols), (8, 4096), (8, 64, 64))
     assert heads[0] == rows
     assert regroup(heads, (8, 64, 64), (8, 4096)) == (rows, cols)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_position_gives_back_its_digits(seed: int) -> None:
+    """However two loops interleave along the axes: so tensors of one shape are read at one index."""
+    rng = random.Random(seed)
+    shape = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in range(rng.randint(2, 5)))
+    loop = [rng.choice(("rows", "cols")) for _ in shape]
+    digits: dict[int, Index] = {}
+    for name in ("rows", "cols"):
+        own = [i for i, other in enumerate(loop) if other == name]
+        rng.shuffle(own)
+        sizes = [shape[i] for i in own]
+        digits |= zip(own, unravel(Index.of(Axis(name, math.prod(sizes))), sizes))
+    index = tuple(digits[i] for i in range(len(shape)))
+    assert unravel(linear(index, shape), shape) == index
+
+
+def test_what_never_carries_is_no_part_of_a_digit() -> None:
+    cols, lane = Axis("cols", 64), Axis("lane", 8)
+    for shift in (0, 3, 8, -8, 11):
+        position = Index.of(cols) * 8 + Index.of(lane) + shift
+        for div, mod in ((8, 0), (32, 0), (32, 4), (16, 3), (12, 0), (4, 5)):
+            digit = position.digit(div, mod)
+            assert shift % 8 or div % 8 or digit.axes == {cols}
+            for i in range(64):
+                for j in range(8):
+                    want = (8 * i + j + shift) // div
+                    assert digit.at({cols: i, lane: j}) == (want % mod if mod else want)
 
 
 def test_digits_are_floor_division() -> None:
