@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
 from benchmarks.environment import versions
@@ -147,7 +148,11 @@ def line(result: Result) -> str:
 
 
 def warm(names: Sequence[str], variants: Sequence[str], share: slice) -> None:
-    """Compiles some of the works, so that the caches on disk have their kernels."""
+    """Compiles some of the works, so that the caches on disk have their kernels.
+
+    What torch.compile's autotuning finds is not kept: others are at work on the GPU.
+    """
+    torch._inductor.config.autotune_local_cache = False
     for work in chosen(names)[share]:
         for variant in variants:
             torch._dynamo.reset()

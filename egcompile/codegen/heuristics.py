@@ -12,7 +12,7 @@ from typing import NamedTuple
 from egcompile.target import Target
 
 WHOLE_ROW = 32768
-"""The widest row that a program holds in registers; with sums over rows beside it, a quarter of that."""
+"""The widest row that a program holds in registers; half or a quarter of it with sums over rows beside."""
 
 MOST_PARTS = 8
 """Programs an SM that share the rows of one column: another kernel adds up what each has."""
@@ -137,6 +137,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(rows, cols, 4 if rows * cols <= 4096 else 8, 1, 4 * target.sms)
     if sums and width <= WHOLE_ROW // 4:
         return _summed_rows_config(shape, width, target)
+    if sums and width == WHOLE_ROW // 2 and shape.words < 4:
+        return Config(1, width, 16, 1, 2 * target.sms)
     if sums:
         return Config(1, WHOLE_ROW // 4, 16, 1)  # not held whole, so the sums get a nest of their own
     if width == WHOLE_ROW and shape.peaks and shape.passes > 1:
@@ -150,7 +152,9 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         and shape.words <= 3
     ):
         return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
-    if width == WHOLE_ROW or (width == WHOLE_ROW // 2 and shape.words >= 3):
+    if width == WHOLE_ROW // 2 and shape.words >= 3:
+        return Config(1, 4096, 16, 1)
+    if width == WHOLE_ROW:
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:
         # Each phase reads the rows again: those in flight should fit the L2 together.

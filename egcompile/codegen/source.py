@@ -21,9 +21,9 @@ class KernelSource:
     """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
 
     It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and the
-    runtime's `empty_beside`, `gdc_wait` and `gdc_launch_dependents`. `helpers` are those leading functions of
-    the text that other kernels may hold too, word for word. `config` has the tiles of the first nest, which
-    `generate` takes; None for a contraction, and for several items in one launch.
+    runtime's `empty_beside` and `gdc_wait`. `helpers` are those leading functions of the text that other
+    kernels may hold too, word for word. `config` has the tiles of the first nest, which `generate` takes;
+    None for a contraction, and for several items in one launch.
     """
 
     name: str
@@ -96,10 +96,8 @@ class Allocation:
 
 
 class Launched(Protocol):
-    """Jit functions, of which the launcher calls one, with `programs` and `options`; that one begins so."""
+    """Jit functions, of which the launcher calls one, with `options`; that one begins with some lines."""
 
-    @property
-    def programs(self) -> int: ...
     def text(self, begin: Sequence[str] = ()) -> str: ...
     def launch(self, options: Sequence[str] = ()) -> str: ...
 
@@ -112,10 +110,11 @@ def assemble(
     target: Target,
 ) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
-    functions = [step.text(_begin(step, target)) for step in steps if not isinstance(step, Allocation)]
+    # A launch may overlap the end of the one before, so it begins by waiting for what that wrote.
+    begin, options = (["gdc_wait()"], ["launch_pdl=True"]) if target.overlaps_launches else ([], [])
+    functions = [step.text(begin) for step in steps if not isinstance(step, Allocation)]
     code = "\n".join(functions)
     helpers = tuple(text.strip() for call, text in HELPERS.items() if re.search(rf"\b{call}\b", code))
-    options = ["launch_pdl=True"] if target.overlaps_launches else []
     lines = []
     for step in steps:
         lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch(options))
@@ -123,16 +122,6 @@ def assemble(
         f"    {line}" for line in lines or ["return"]
     )
     return KernelSource(name, "\n\n\n".join([*helpers, *functions, launcher]) + "\n", helpers, config)
-
-
-def _begin(step: Launched, target: Target) -> list[str]:
-    """How a function begins whose launch overlaps the end of the one before: it waits for what that wrote.
-
-    One that leaves most of the GPU idle lets the next be launched meanwhile, which then waits for it.
-    """
-    if not target.overlaps_launches:
-        return []
-    return ["gdc_wait()", "gdc_launch_dependents()"] if step.programs <= target.sms else ["gdc_wait()"]
 
 
 def _bound(block: Block) -> set[str]:

@@ -19,10 +19,8 @@ _KNOWN |= {"launch_cooperative_grid", "launch_pdl", "arg_annotations", "kernel_s
 """What a launcher has; one that has more may do more at each launch."""
 
 
-if triton.knobs.runtime.interpret:  # where launches follow one another
-    gdc_wait = gdc_launch_dependents = lambda: None
-else:
-    gdc_wait, gdc_launch_dependents = tl.extra.cuda.gdc_wait, tl.extra.cuda.gdc_launch_dependents
+gdc_wait = (lambda: None) if triton.knobs.runtime.interpret else tl.extra.cuda.gdc_wait
+"""In a kernel: waits for the one before and what it wrote; in the interpreter that is there already."""
 
 
 def hooked() -> bool:
