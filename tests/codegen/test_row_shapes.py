@@ -102,8 +102,8 @@ LONG_CASES = [
 ]
 
 
-SPILLS = {("rms_norm_backward", "bf16", 16384): 160}
-"""Bytes of a thread that may spill: where sums over rows are kept all the same, a quarter faster than without."""
+SPILLS = {("rms_norm_backward", "bf16", 16384): 256}
+"""Bytes of a thread that may spill: with its sums over rows kept beside, a quarter faster all the same."""
 
 
 def fits(large: Kernel, arch: int, spills: int = 0) -> None:
