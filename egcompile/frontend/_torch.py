@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.export import ExportedProgram, default_decompositions
+from torch.export import ExportedProgram, default_decompositions, exported_program
 from torch.export.exported_program import (
     _override_composite_implicit_decomp,
     _split_decomp_table_to_cia_and_python_decomp,
@@ -118,12 +119,15 @@ def _frames_of_the_model(_: TracerBase, stack: traceback.StackSummary) -> traceb
     return traceback.StackSummary.from_list(frames)
 
 
-def decompose(program: ExportedProgram, keep: Collection[Any]) -> ExportedProgram:
+def decompose(program: ExportedProgram, keep: frozenset[OpOverload]) -> ExportedProgram:
     """The functional ATen program, with the ops `keep` whole."""
-    with warnings.catch_warnings():
+    split = mock.patch.object(
+        exported_program, "_split_decomp_table_to_cia_and_python_decomp", lambda _: _overrides(keep)
+    )
+    with split, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copy of its tree specs
         _interpret_regions(program.graph_module)
-        return program.run_decompositions(_decompositions(keep))
+        return program.run_decompositions({})
 
 
 def _interpret_regions(gm: fx.GraphModule) -> None:
@@ -133,9 +137,18 @@ def _interpret_regions(gm: fx.GraphModule) -> None:
             body.forward = fx.Interpreter(body).run
 
 
-def _decompositions(keep: Collection[Any]) -> dict[Any, Any]:
-    table: Mapping[Any, Any] = dict(default_decompositions())
-    return {op: rule for op, rule in table.items() if op not in keep} | DECOMPOSITIONS
+@functools.cache
+def _overrides(keep: frozenset[OpOverload]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Rules for composite ops, and for others, that leave the ops `keep` whole; all of them are ATen's.
+
+    Of composite ops, those alone that are not taken apart as ATen does. The rest, 500, needs none, and to put
+    one in each one's place and take it away again lasts longer than to trace a small graph.
+    """
+    usual: dict[Any, Any] = dict(default_decompositions())
+    composite, python = _split_decomp_table_to_cia_and_python_decomp(
+        {op: rule for op, rule in usual.items() if op not in keep} | DECOMPOSITIONS
+    )
+    return {op: rule for op, rule in composite.items() if rule is not usual.get(op)}, python
 
 
 def out_spec(program: ExportedProgram) -> TreeSpec:
@@ -150,14 +163,14 @@ def parameters_to_mutate(program: ExportedProgram) -> Mapping[str, str]:
 
 
 def aot_forward(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], keep: Collection[Any]
+    gm: fx.GraphModule, example_inputs: Sequence[Any], keep: frozenset[OpOverload]
 ) -> tuple[fx.GraphModule, Any]:
     """The functional ATen forward graph of a Dynamo graph, and its signature.
 
     Inputs may be real, fake or SymInt; the trace has static sizes and a fake mode of its own, and leaves
     Dynamo's tracing context and guards alone.
     """
-    composite, python = _split_decomp_table_to_cia_and_python_decomp(_decompositions(keep))
+    composite, python = _overrides(keep)
     mode = FakeTensorMode(static_shapes=True, allow_non_fake_inputs=True)
     inputs = [_static(mode, x) for x in example_inputs]
     with tracing(None), mode, _override_composite_implicit_decomp(composite):
@@ -165,7 +178,7 @@ def aot_forward(
             gm,
             inputs,
             trace_joint=False,
-            decompositions=python,  # type: ignore[arg-type]  # it holds overloads only
+            decompositions=python,
         )
     assert isinstance(graph, fx.GraphModule)
     return graph, signature
@@ -329,7 +342,7 @@ def trace_gradients(
     assemble: Assemble,
     cotangents: Sequence[int],
     operands: Sequence[int],
-    keep: Collection[Any],
+    keep: frozenset[OpOverload],
 ) -> tuple[fx.GraphModule, list[int]]:
     """PyTorch's derivative of an op as a functional ATen graph, and the operands that it has results for.
 
@@ -368,7 +381,7 @@ def trace_gradients(
                 values[i].requires_grad_()
             gm = make_fx(gradients)(*values)
         _take_results(gm, len(types), len(results))
-        composite, python = _split_decomp_table_to_cia_and_python_decomp(_decompositions(keep))
+        composite, python = _overrides(keep)
         with _fakes(each) as values, torch.no_grad(), _override_composite_implicit_decomp(composite):
             table: Any = python
             functional = make_fx(torch.func.functionalize(gm), decomposition_table=table)(*values)

@@ -33,7 +33,7 @@ class _Traced:
     operands: tuple[int, ...]
 
 
-def derivative_of(overload: OpOverload, keep: Sequence[OpOverload], importer: Import) -> Derivative:
+def derivative_of(overload: OpOverload, keep: frozenset[OpOverload], importer: Import) -> Derivative:
     """The derivative of the opaque op of `overload`; `keep` are the ops that `importer` takes whole."""
 
     @functools.cache

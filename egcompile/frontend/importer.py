@@ -255,7 +255,7 @@ class _Importer:
 
 @functools.cache
 def _derivative(overload: OpOverload) -> Derivative:
-    return derivative_of(overload, tuple(KEPT), _import_derivative)
+    return derivative_of(overload, KEPT, _import_derivative)
 
 
 def _import_derivative(gm: fx.GraphModule, names: Sequence[str]) -> Graph:

@@ -1,17 +1,20 @@
-"""Compiles what one launcher would launch to cubins, with no GPU; run as a script, JSON in and out.
+"""Compiles what launchers would launch to cubins, with no GPU; a script that answers until its input ends.
 
-The module's jit functions are replaced by recorders, the launcher is called on meta tensors, and each
-recorded call is compiled with the arguments' types as the JIT would specialize them.
+A line of JSON in is a launcher, a line out what became of it (`compilers.py`). The module's jit functions are
+replaced by recorders, the launcher is called on meta tensors, and each recorded call is compiled with the
+arguments' types as the JIT would specialize them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +84,12 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"]}
 
 
-def main() -> None:
-    request = json.load(sys.stdin)
-    spec = importlib.util.spec_from_file_location("generated", request["path"])
+def compile_launcher(path: str, launcher: str, arch: int, tensors: list[Any]) -> list[dict[str, Any]]:
+    """A dict for each function that `launcher` of the file `path` launches.
+
+    `tensors` are what it takes: shape, strides and dtype.
+    """
+    spec = importlib.util.spec_from_file_location("generated", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -92,15 +98,26 @@ def main() -> None:
         if isinstance(value, triton.JITFunction) and value.__module__ == "generated":
             recorders.append(Recorder(value))
             setattr(module, name, recorders[-1])
-    tensors = [
+    arguments = [
         torch.empty_strided(shape, strides, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
-        for shape, strides, dtype in request["tensors"]
+        for shape, strides, dtype in tensors
     ]
-    getattr(module, request["launcher"])(*tensors)
+    getattr(module, launcher)(*arguments)
     calls = [(r.function, *call) for r in recorders for call in r.calls]
     for r in recorders:
         setattr(module, r.function.__name__, r.function)
-    print(json.dumps([compile_call(f, args, kwargs, request["arch"]) for f, args, kwargs in calls]))
+    return [compile_call(f, args, kwargs, arch) for f, args, kwargs in calls]
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the compiler prints is no answer
+    for line in sys.stdin:
+        try:
+            answer = {"functions": compile_launcher(**json.loads(line))}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +17,7 @@ from egcompile.ops import evaluate
 from egcompile.ops import input as input_op
 from egcompile.schedule.kernel import Buffer, Kernel
 from egcompile.target import Target
+from tests.codegen import compilers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
@@ -137,10 +134,8 @@ def cubins(kernel: Kernel, arch: int, config: Config | None = None) -> list[dict
     tensors = [
         (list(b.type.shape), list(b.strides), str(b.type.dtype)) for b in (*kernel.inputs, *kernel.outputs)
     ]
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    request = json.dumps({"path": str(path), "launcher": kernel.name, "arch": arch, "tensors": tensors})
-    script = Path(__file__).with_name("compile_cubins.py")
-    done = subprocess.run([sys.executable, script], input=request, text=True, capture_output=True, env=env)
-    assert done.returncode == 0, f"{done.stderr[-3000:]}\n\n{source.text}"
-    result: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    request = {"path": str(path), "launcher": kernel.name, "arch": arch, "tensors": tensors}
+    answer = compilers.ask(request)
+    assert "functions" in answer, f"{answer['error'][-3000:]}\n\n{source.text}"
+    functions: list[dict[str, Any]] = answer["functions"]
+    return functions
