@@ -144,7 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("there is no ncu on the PATH: counters are read by Nsight Compute")
     if not (selected := chosen(options.works)):
         parser.error(f"no work's title holds {' or '.join(options.works)}")
-    about: Result = {"kind": "counters", "versions": versions()}
+    about: Result = {"kind": "counters", "model": "memory-bound", "size": "full", "dtype": "bf16"}
+    about |= {"device": "cuda", "versions": versions()}
     about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results: list[Result] = []
     profiler = ncu.Profiler()
@@ -155,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(line(launched))
         sys.stdout.flush()
         if options.json:
-            options.json.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+            options.json.write_text(json.dumps([about | {"results": results}], indent=1) + "\n")
 
 
 if __name__ == "__main__":

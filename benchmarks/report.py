@@ -4,7 +4,7 @@
     python -m benchmarks.report --check    only says whether they are up to date
 
 A table stands between `<!-- benchmarks:KIND -->` and `<!-- /benchmarks:KIND -->`, KIND one of speed, check,
-loss, coverage, kernels and op_database. Of equal measurements the newest counts.
+loss, coverage, kernels, counters and op_database. Of equal measurements the newest counts.
 """
 
 from __future__ import annotations
@@ -185,6 +185,9 @@ def op_database(results: list[Result]) -> str:
     return _markdown(["ops", "number", ""], rows) if rows else ""
 
 
+AUTOTUNED = "torch.compile:max-autotune-no-cudagraphs"
+
+
 def kernels(results: list[Result]) -> str:
     """Microseconds of memory-bound work, forward and backward, and the share of a copy's speed."""
     rows = []
@@ -193,14 +196,47 @@ def kernels(results: list[Result]) -> str:
             variants = row["variants"]
             ours, copy = variants.get("egcompile", {}), variants["copy"]
             peers = {v: r["us"] for v, r in variants.items() if v not in ("egcompile", "copy") and "us" in r}
-            best = min(peers, key=lambda v: peers[v], default="")
             cells = [row["work"], row["direction"], f"{row['bytes'] / 1e6:.0f}", f"{copy['us']:.1f}"]
             cells += [f"{ours['us']:.1f}", f"{ours['share']:.2f}"] if "us" in ours else ["failed", ""]
-            cells += [f"{peers[v]:.1f}" if v in peers else "" for v in ("eager", "torch.compile", "liger")]
-            cells += [f"{peers[best] / ours['us']:.2f}x" if best and "us" in ours else ""]
+            shown = ("eager", "torch.compile", AUTOTUNED, "liger")
+            cells += [f"{peers[v]:.1f}" if v in peers else "" for v in shown]
+            for times in (peers, {v: us for v, us in peers.items() if v != AUTOTUNED}):
+                cells += [f"{min(times.values()) / ours['us']:.2f}x" if times and "us" in ours else ""]
             rows.append(cells)
-    head = ["work", "", "floor, MB", "copy of as much, us", "egcompile", "share of the copy"]
-    return _markdown([*head, "eager", "torch.compile", "Liger", "over the best peer"], rows) if rows else ""
+    head = ["work", "", "floor, MB", "copy of as much, us", "egcompile", "share of the copy", "eager"]
+    head += ["torch.compile", "its max-autotune", "Liger", "over the best peer", "without max-autotune"]
+    return _markdown(head, rows) if rows else ""
+
+
+def counters(results: list[Result]) -> str:
+    """What hardware counters say of each launch of some works."""
+    rows = []
+    for result in _of(results, "counters"):
+        for work in result["results"]:
+            for launch in work.get("launches", ()):
+                cells = [work["work"], launch["direction"], f"`{launch['kernel']}`"]
+                for key in COUNTED:
+                    value = launch[key]
+                    cells.append("" if value is None else f"{value:.1f}" if key == "us" else f"{value:.0f}")
+                stalls = launch["stalls"]
+                reason = max(stalls, key=lambda r: stalls[r], default="")
+                cells.append(f"{reason} {stalls[reason] / sum(stalls.values()):.0%}" if reason else "")
+                rows.append(cells)
+    return _markdown(["work", "", "kernel", *COUNTED.values(), "waits for"], rows) if rows else ""
+
+
+COUNTED = {
+    # key of benchmarks.ncu.METRICS -> heading
+    "us": "us",
+    "read_mb": "MB read",
+    "write_mb": "MB written",
+    "dram": "DRAM, % of peak",
+    "l2_hit": "hits in the L2, %",
+    "issue": "issue slots, %",
+    "xu": "special functions, %",
+    "occupancy": "occupancy, %",
+    "registers": "registers",
+}
 
 
 TABLES: dict[str, Callable[[list[Result]], str]] = {
@@ -209,6 +245,7 @@ TABLES: dict[str, Callable[[list[Result]], str]] = {
     "loss": loss,
     "coverage": coverage,
     "kernels": kernels,
+    "counters": counters,
     "op_database": op_database,
 }
 

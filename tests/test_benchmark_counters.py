@@ -138,7 +138,7 @@ log.write_text({LOG!r})
 def test_neither_a_metric_nor_a_work_breaks_the_run(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counters.main(["8192x4096", "--json", str(fake / "out.json")])
     titles = [w.title for w in works() if "8192x4096" in w.title]
-    content = json.loads((fake / "out.json").read_text())
+    (content,) = json.loads((fake / "out.json").read_text())
     assert content["kind"] == "counters" and content["versions"] == {"gpu": "G"} and content["date"]
     assert [r["work"] for r in content["results"]] == titles
     failed = [r for r in content["results"] if "error" in r]
