@@ -103,7 +103,7 @@ LONG_CASES = [
 
 
 SPILLS = {("rms_norm_backward", "bf16", 16384): 256, ("softmax_backward", "bf16", 32768): 128}
-"""Bytes of a thread that may spill, where rows that are held are faster all the same: by a quarter, and 4%."""
+"""Bytes of a thread that may spill: rows that are held are faster all the same, by a quarter and by 4%."""
 
 
 def fits(large: Kernel, arch: int, spills: int = 0) -> None:
