@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,22 @@ def step(work: Work, device: str, mark: Callable[[], None]) -> Callable[[], None
     return run
 
 
-def child(title: str) -> None:
-    """What ncu runs: one step between cudaProfilerStart and cudaProfilerStop."""
-    (work,) = (w for w in works() if w.title == title)
-    run = step(work, "cuda", marker())
-    torch.cuda.synchronize()
-    with torch.cuda.profiler.profile():
-        run()
+def child(titles: Sequence[str]) -> None:
+    """What ncu runs: of each work one step and the mark, between cudaProfilerStart and cudaProfilerStop."""
+    mark = marker()
+    for title in titles:
+        (work,) = (w for w in works() if w.title == title)
+        try:
+            run = step(work, "cuda", mark)
+        except Exception as error:
+            print(f"{title}: {type(error).__name__}: {error}", file=sys.stderr)
+            run = mark
         torch.cuda.synchronize()
+        with torch.cuda.profiler.profile():
+            run()
+            mark()
+            torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def row(direction: str, launched: ncu.Launch) -> Result:
@@ -93,19 +102,32 @@ def row(direction: str, launched: ncu.Launch) -> Result:
     return {"direction": direction, "kernel": kernel} | found | {"stalls": stalls}
 
 
-def rows(launches: Sequence[ncu.Launch]) -> list[Result]:
-    """Forward's before the mark, backward's after it, and the mark not."""
-    at = [launched.kernel for launched in launches].index(MARK)
-    return [row("forward", x) for x in launches[:at]] + [row("backward", x) for x in launches[at + 1 :]]
+def rows(launches: Sequence[ncu.Launch]) -> Iterator[list[Result]]:
+    """Of each work in turn: the forward's launches up to a mark, and the backward's up to the next."""
+    found: list[Result] = []
+    directions = itertools.cycle(("forward", "backward"))
+    direction = next(directions)
+    for launched in launches:
+        if launched.kernel != MARK:
+            found.append(row(direction, launched))
+            continue
+        if direction == "backward":
+            yield found
+            found = []
+        direction = next(directions)
 
 
-def measure(work: Work, profiler: ncu.Profiler) -> Result:
-    """The launches of a work, or the error."""
-    target = [sys.executable, "-m", "benchmarks.counters", "--child", work.title]
-    try:
-        return {"work": work.title, "launches": rows(profiler.launches(target))}
-    except Exception as error:
-        return {"work": work.title, "error": f"{type(error).__name__}: {error}"[:300]}
+def measure(selected: Sequence[Work]) -> list[Result]:
+    """The launches of each work, or the error of one that had none; raises RuntimeError where ncu fails."""
+    titles = [work.title for work in selected]
+    target = [sys.executable, "-m", "benchmarks.counters", "--child", *titles]
+    found = list(rows(ncu.launches(target)))
+    if len(found) != len(titles):
+        raise RuntimeError(f"{len(titles)} works, and the marks of {len(found)}")
+    return [
+        {"work": title} | ({"launches": launches} if launches else {"error": "it launched nothing"})
+        for title, launches in zip(titles, found, strict=True)
+    ]
 
 
 def head() -> str:
@@ -133,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("works", nargs="*", help="parts of titles, as rms_norm or 8192x4096; all by default")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no GPU that torch can use")
@@ -147,16 +169,13 @@ def main(arguments: list[str] | None = None) -> None:
     about: Result = {"kind": "counters", "model": "memory-bound", "size": "full", "dtype": "bf16"}
     about |= {"device": "cuda", "versions": versions()}
     about["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    results: list[Result] = []
-    profiler = ncu.Profiler()
-    for work in selected:
-        results.append(result := measure(work, profiler))
-        print(f"\n{work.title}" + (f" failed: {result['error']}" if "error" in result else f"\n{head()}"))
+    results = measure(selected)
+    for result in results:
+        print(f"\n{result['work']}" + (f" failed: {result['error']}" if "error" in result else f"\n{head()}"))
         for launched in result.get("launches", ()):
             print(line(launched))
-        sys.stdout.flush()
-        if options.json:
-            options.json.write_text(json.dumps([about | {"results": results}], indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps([about | {"results": results}], indent=1) + "\n")
 
 
 if __name__ == "__main__":

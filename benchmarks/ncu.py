@@ -99,22 +99,21 @@ def unknown(said: str, metrics: Sequence[str]) -> list[str]:
     return [m for m in metrics if re.search(rf"(?<!\w){m.partition('.')[0]}(?!\w)", missed)]
 
 
-class Profiler:
-    """Profiles commands; what a device turns out not to know is not asked for again."""
+def launches(target: Sequence[str]) -> list[Launch]:
+    """Of a command, from cudaProfilerStart to cudaProfilerStop; raises RuntimeError where it fails.
 
-    def __init__(self) -> None:
-        self.metrics = [*METRICS.values(), *STALLS.values()]
-
-    def launches(self, target: Sequence[str]) -> list[Launch]:
-        """Of a command, from cudaProfilerStart to cudaProfilerStop; raises RuntimeError where it fails."""
+    What the device turns out not to know is not asked for again.
+    """
+    metrics = [*METRICS.values(), *STALLS.values()]
+    while True:
         with tempfile.TemporaryDirectory(prefix="egcompile-") as folder:
             file = Path(folder, "log.csv")
-            ran = subprocess.run(command(target, self.metrics, file), capture_output=True, text=True)
+            ran = subprocess.run(command(target, metrics, file), capture_output=True, text=True)
             log = file.read_text() if file.exists() else ""
         said = f"{ran.stdout}\n{log}\n{ran.stderr}"
-        if missing := unknown(said, self.metrics):
-            self.metrics = [m for m in self.metrics if m not in missing]
-            return self.launches(target)
+        if missing := unknown(said, metrics):
+            metrics = [m for m in metrics if m not in missing]
+            continue
         found = parse(log)
         if ran.returncode or not found:
             last = [line for line in ran.stderr.splitlines() if line.strip()][-1:]

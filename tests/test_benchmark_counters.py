@@ -31,11 +31,13 @@ LOG = f"""\
 "9.0","0","1,024","16","(!) nan","nan",""
 "2","4242","python3.11","127.0.0.1","{TORCH}(int, T2, T3)","1","7","(128, 1, 1)","(8, 1, 1)","0",\
 "9.0","1,500","2,000","20","33.25","0","0"
+"3","4242","python3.11","127.0.0.1","nothing","1","7","(128, 1, 1)","(1, 1, 1)","0",\
+"9.0","0","1,024","16","(!) nan","nan",""
 """
 
 
 def test_a_log_has_a_launch_a_row() -> None:
-    first, mark, last = ncu.parse(LOG)
+    first, mark, last, _ = ncu.parse(LOG)
     assert first.kernel == "_batch_moments_0" and mark.kernel == "nothing"
     assert first.values == {
         "dram__bytes_read.sum": pytest.approx(134.217728),
@@ -64,18 +66,20 @@ def test_units_are_megabytes_and_microseconds(value: float, unit: str) -> None:
     assert values == {"a__b": pytest.approx(value)}
 
 
-def test_rows_are_of_either_side_of_the_mark() -> None:
-    forward, backward = counters.rows(ncu.parse(LOG))
+def test_rows_are_of_works_and_of_either_side_of_a_mark() -> None:
+    launches = ncu.parse(LOG)
+    marks = launches[1::2]
+    work, none, again = counters.rows([*launches, *marks, *launches, *launches[:1]])
+    assert none == [] and again == work
+    forward, backward = work
     assert (forward["direction"], forward["kernel"]) == ("forward", "_batch_moments_0")
     assert (backward["direction"], backward["kernel"]) == ("backward", TORCH[: counters.LONGEST])
     assert forward["l2_hit"] is None and forward["dram"] is None
     assert forward["stalls"] == {"long_scoreboard": 6, "barrier": 2}
-    with pytest.raises(ValueError, match="nothing"):
-        counters.rows(ncu.parse(LOG)[:1])
 
 
 def test_a_line_has_what_there_is_under_its_heading() -> None:
-    head, line = counters.head(), counters.line(counters.rows(ncu.parse(LOG))[0])
+    head, line = counters.head(), counters.line(next(counters.rows(ncu.parse(LOG)))[0])
     assert line.endswith("long_scoreboard 6.0 (75%)")
     for title, shown in (("us", "61.5"), ("read MB", "134.2"), ("registers", "64")):
         end = head.index(f"  {title}  ") + len(title) + 2
@@ -109,23 +113,29 @@ def test_a_step_is_forward_the_mark_and_backward(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an ncu that knows neither FMA nor misc, counts its runs there, and fails for softmax."""
+    """A folder with an ncu that knows neither FMA nor misc, counts its runs there, and has only marks for
+    softmax; it fails for a single work."""
     program = f"""#!{sys.executable}
 import pathlib, sys
 here = pathlib.Path(__file__).parent
 log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
 metrics = sys.argv[sys.argv.index("--metrics") + 1].split(",")
+titles = sys.argv[sys.argv.index("--child") + 1 :]
 with (here / "runs").open("a") as runs:
     print(*sys.argv[1:], file=runs)
 for bad in ("sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active", {ncu.STALLS["misc"]!r}):
     if bad in metrics:
         name = bad.partition(".")[0]
-        log.write_text("==ERROR== Failed to find metric regex:^" + name + "(\\\\.(sum|avg))?$\\n")
+        log.write_text("==ERROR== Failed to find metric regex:^" + name + "(\\.(sum|avg))?$\n")
         sys.exit(1)
-if "softmax" in sys.argv[-1]:
-    log.write_text("==ERROR== The application returned an error code (1).\\n")
+if len(titles) == 1:
+    log.write_text("==ERROR== The application returned an error code (1).\n")
     sys.exit("RuntimeError: out of shared memory")
-log.write_text({LOG!r})
+head, row, mark, other = {LOG!r}.splitlines()[4:6], *{LOG!r}.splitlines()[6:9]
+lines = [*head]
+for title in titles:
+    lines += [mark, mark] if "softmax" in title else [row, mark, other, mark]
+log.write_text("\n".join(lines))
 """
     (tmp_path / "ncu").write_text(program)
     (tmp_path / "ncu").chmod(0o755)
@@ -143,16 +153,19 @@ def test_neither_a_metric_nor_a_work_breaks_the_run(fake: Path, capsys: pytest.C
     assert [r["work"] for r in content["results"]] == titles
     failed = [r for r in content["results"] if "error" in r]
     assert [r["work"] for r in failed] == ["softmax 8192x4096"]
-    assert "out of shared memory" in failed[0]["error"]
-    assert content["results"][0]["launches"] == counters.rows(ncu.parse(LOG))
+    assert content["results"][0]["launches"] == next(counters.rows(ncu.parse(LOG)))
     said = capsys.readouterr().out
-    assert (
-        "softmax 8192x4096 failed: RuntimeError" in said and said.count("_batch_moments_0") == len(titles) - 1
-    )
+    assert "softmax 8192x4096 failed: it launched nothing" in said
+    assert said.count("_batch_moments_0") == len(titles) - 1
     runs = (fake / "runs").read_text().splitlines()
-    assert len(runs) == len(titles) + 2, "a metric is asked for until it is missed, once"
+    assert len(runs) == 3, "a metric is asked for until it is missed, once"
     assert "--profile-from-start off --clock-control none --cache-control all" in runs[0]
-    assert runs[0].endswith(f"-m benchmarks.counters --child {titles[0]}")
+    assert runs[0].endswith(f"-m benchmarks.counters --child {' '.join(titles)}")
+
+
+def test_a_run_that_fails_is_an_error(fake: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of shared memory"):
+        counters.main(["softmax 8192x4096"])
 
 
 def test_what_is_missing_is_a_usage_error(
