@@ -135,7 +135,7 @@ head, row, mark, other = {LOG!r}.splitlines()[4:6], *{LOG!r}.splitlines()[6:9]
 lines = [*head]
 for title in titles:
     lines += [mark, mark] if "softmax" in title else [row, mark, other, mark]
-log.write_text("\n".join(lines))
+log.write_text("\\n".join(lines))
 """
     (tmp_path / "ncu").write_text(program)
     (tmp_path / "ncu").chmod(0o755)
