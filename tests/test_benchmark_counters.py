@@ -126,7 +126,7 @@ with (here / "runs").open("a") as runs:
 for bad in ("sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active", {ncu.STALLS["misc"]!r}):
     if bad in metrics:
         name = bad.partition(".")[0]
-        log.write_text("==ERROR== Failed to find metric regex:^" + name + "(\\.(sum|avg))?$\n")
+        log.write_text("==ERROR== Failed to find metric regex:^" + name + "(\\\\.(sum|avg))?$\\n")
         sys.exit(1)
 if len(titles) == 1:
     log.write_text("==ERROR== The application returned an error code (1).\n")
