@@ -129,7 +129,7 @@ for bad in ("sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active", {ncu.
         log.write_text("==ERROR== Failed to find metric regex:^" + name + "(\\\\.(sum|avg))?$\\n")
         sys.exit(1)
 if len(titles) == 1:
-    log.write_text("==ERROR== The application returned an error code (1).\n")
+    log.write_text("==ERROR== The application returned an error code (1).\\n")
     sys.exit("RuntimeError: out of shared memory")
 head, row, mark, other = {LOG!r}.splitlines()[4:6], *{LOG!r}.splitlines()[6:9]
 lines = [*head]
