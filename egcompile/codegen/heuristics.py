@@ -58,6 +58,7 @@ class Shape:
     passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     slow          exponentials and the like at a point
+    run           of columns for which some element is the same, as a channel's weight is for its pixels, or 0
     """
 
     rows: int
@@ -68,6 +69,7 @@ class Shape:
     passes: int = 2
     peaks: bool = False
     slow: int = 0
+    run: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -154,6 +156,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
     if width == WHOLE_ROW // 2 and shape.words >= 3:
         return Config(1, 4096, 16, 1)
+    if width == WHOLE_ROW and 2048 <= pow2(shape.run) == shape.run < 8192:
+        return Config(1, shape.run, shape.run // 256, 1)  # in which such an element is read once
     if width == WHOLE_ROW:
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:

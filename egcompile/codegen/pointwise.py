@@ -233,17 +233,17 @@ def _tiled(
         del constants["BLOCK_ROWS"]
         row = Value(row_tile, (pid,), axes=frozenset({rows}), hint="row", inline=False)
         tile.axes[rows] = AxisTile(tile.emit(row))
-    else:
-        numbers = Axis("tile", down)
-        tile.scopes[0].axes |= {numbers}
-        tile.axes[numbers] = AxisTile(tile.emit(Value(row_tile, (pid,), axes=frozenset({numbers}))))
-        tile.tiles[rows] = numbers, config.block_rows  # what is one value for all of these rows is read once
     for axis, number_text, block, broadcast in (
         (rows, row_tile, "BLOCK_ROWS", "[:, None]"),
         (cols, col_tile, "BLOCK_COLS", "" if one_row else "[None, :]"),
     ):
         if axis in tile.axes:
             continue
+        if number_text != "0":  # what is one value for all of a tile is read once
+            numbers = Axis(f"tile of {axis.name}", -(-axis.size // constants[block]))
+            tile.scopes[0].axes |= {numbers}
+            tile.axes[numbers] = AxisTile(tile.emit(Value(number_text, (pid,), axes=frozenset({numbers}))))
+            tile.tiles[axis] = numbers, constants[block]
         own = frozenset({axis})
         lanes = widened(f"tl.arange(0, {block})", kernel)
         text = lanes if number_text == "0" else f"{number_text} * {block} + {lanes}"

@@ -256,3 +256,13 @@ def test_what_changes_seldom_along_a_row_is_no_column() -> None:
     kernel = build(centered, "f32[64,9,256]", "f32[64,32]", "f32[256]")
     check(kernel)
     assert "BLOCK_ROWS" not in generate(kernel, Target.parse("cuda:90")).text
+
+
+def test_what_is_one_value_for_a_tile_of_columns_is_read_once() -> None:
+    def body(x: Node, row: Node, y: Node) -> Node:
+        several = reshape(broadcast_to(reshape(y, (1, 4, 1)), (6, 4, 1024)), x.shape)
+        return mul(sub(x, broadcast_to(row, x.shape)), several)
+
+    kernel = build(body, "f32[6,4096]", "f32[6,1]", "f32[4]")
+    check(kernel)
+    assert "cols // 1024" not in generate(kernel, Target.parse("cuda:90")).text
