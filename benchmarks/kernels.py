@@ -73,12 +73,12 @@ def _liger(work: Work) -> Call | None:
 def copies(nbytes: float) -> Replayed:
     """Device copies that read and write `nbytes` together, in pieces, as one long one may be slower."""
     half = max(1, int(nbytes / 2) // 2**12) * 2**12
-    pieces = math.ceil(half / PIECE)
+    piece = math.ceil(half / math.ceil(half / PIECE) / 2**12) * 2**12  # aligned, as the first is
     sets = max(2, math.ceil(ROTATED_BYTES / nbytes))
     pairs = [[torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(sets)]
 
     def copy(to: Tensor, source: Tensor) -> None:
-        for a, b in zip(to.split(half // pieces), source.split(half // pieces), strict=True):
+        for a, b in zip(to.split(piece), source.split(piece), strict=True):
             a.copy_(b)
 
     return Replayed([functools.partial(copy, a, b) for a, b in pairs])

@@ -132,7 +132,7 @@ def _significant(x: Index, div: int) -> Index:
     for factor in sorted({math.gcd(c, div) for _, c in x.terms}, reverse=True):
         below = _sum(((a, c) for a, c in x.terms if c % factor), x.const % factor)
         if (below.terms or below.const) and below.low >= 0 and below.high < factor:
-            return _sum(((a, c) for a, c in x.terms if c % factor == 0), x.const - below.const)
+            return _sum(((a, c) for a, c in x.terms if c % factor == 0), x.const - x.const % factor)
     return x
 
 

@@ -49,9 +49,13 @@ def shared(steps: Sequence[Step], inputs: Collection[str], nbytes: Mapping[str, 
     for step in steps:
         if sum(nbytes[name] for name in step.tensors) <= SMALL:
             together = small.setdefault(height[step], group[step])
-            if together is not group[step] and _fit([*together, step]):
+            if together is group[step]:
+                continue
+            if _fit([*together, step]):
                 together.append(step)
                 group[step] = together
+            else:
+                small[height[step]] = group[step]
     order: list[list[Step]] = []
 
     def run(members: list[Step]) -> None:

@@ -205,7 +205,8 @@ class _Renderer:
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
         text = f"{start} + {text}" if start else text
         if start:
-            self.count(scope, self.cols, f"{start} // BLOCK_COLS", self.nest.config.block_cols)
+            number = self.widened(f"{start} // BLOCK_COLS")
+            self.count(scope, self.cols, number, self.nest.config.block_cols)
         if not self.flat:
             text = f"({text})[None, :]" if "+" in text else f"{text}[None, :]"
         self.bind(self.cols, text, "cols", self.nest.config.block_cols)
