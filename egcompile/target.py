@@ -32,11 +32,6 @@ class Target:
         """Whether tiles can go through the tensor memory accelerator."""
         return self.arch >= 90
 
-    @property
-    def overlaps_launches(self) -> bool:
-        """Whether a kernel can be launched while the one before ends (programmatic dependent launch)."""
-        return self.arch >= 90
-
     @staticmethod
     def parse(name: str) -> Target:
         """`cpu`, `cuda:80`, `cuda:90` or `cuda:100`; raises ValueError for others."""

@@ -76,7 +76,7 @@ class _Division:
             names = [name for name in self.buffers if name in launched.parameters and name not in made]
             made.update(names)
             lines += [*(Allocation(name, self.buffers[name]) for name in names), launched]
-        return assemble(self.name, self.arguments, lines, config, self.target)
+        return assemble(self.name, self.arguments, lines, config)
 
     def divide(self, kernel: Kernel, role: str = "") -> None:
         """Appends the nests that compute the kernel's outputs."""

@@ -93,9 +93,9 @@ class Foreach:
     def parameters(self) -> list[str]:
         return list(dict.fromkeys(name for family in self.families for name in family.parameters))
 
-    def text(self, begin: Sequence[str] = ()) -> str:
+    def text(self) -> str:
         head = f"@triton.jit\ndef {self.name}({', '.join(f'{name}_ptr' for name in self.parameters)}):"
-        lines, start = [*begin, "program = tl.program_id(0)"], 0
+        lines, start = ["program = tl.program_id(0)"], 0
         for i, family in enumerate(self.families):
             stop = start + family.programs * len(family.tensors)
             inside = f"(program >= {start}) & (program < {stop})" if start else f"program < {stop}"
@@ -127,9 +127,9 @@ class Foreach:
         constants = [f"{name}={value}" for name, value in family.function.constants.items()]
         yield f"{family.function.name}({', '.join([place, *passed, *constants])})"
 
-    def launch(self, options: Sequence[str] = ()) -> str:
+    def launch(self) -> str:
         warps = max(f.function.config.num_warps for f in self.families)
-        passed = [*self.parameters, f"num_warps={warps}", *options]
+        passed = [*self.parameters, f"num_warps={warps}"]
         return f"{self.name}[({self.programs},)]({', '.join(passed)})"
 
 

@@ -187,9 +187,10 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     names = ("row", "cols") if kind == "rows" else ("cols", "row")
     axes = [Axis(name, size) for name, size in zip(names, sizes)]
     digits: dict[tuple[int, int], Index] = {}
+    far = _distances(factors)
     for group, axis in zip(groups, axes):
         places = [(i, k) for i in group for k in range(len(factors[i]))]
-        places.sort(key=lambda place: (-factors[place[0]][place[1]][1], place))
+        places.sort(key=lambda place: (-far[place], place))
         digits |= zip(places, unravel(Index.of(axis), [factors[i][k][0] for i, k in places]))
     index = tuple(
         linear([digits[i, k] for k in range(len(axis_factors))], [n for n, _ in axis_factors])
@@ -205,6 +206,19 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
         along_reduced = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
     along_cols = along_reduced == (kind == "rows")
     return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols)
+
+
+def _distances(factors: Sequence[Sequence[tuple[int, int]]]) -> dict[tuple[int, int], int]:
+    """The stride of each factor of each axis. One of stride 0 stays beside its right neighbour: as the axis
+    along which a `cat` has one element of each operand.
+    """
+    far: dict[tuple[int, int], int] = {}
+    right = 1
+    for i, axis in reversed([*enumerate(factors)]):
+        for k, (size, stride) in reversed([*enumerate(axis)]):
+            far[i, k] = stride or right
+            right = size * far[i, k]
+    return far
 
 
 def memory_factors(node: Node, kernel: Kernel) -> list[list[tuple[int, int]]]:

@@ -13,17 +13,16 @@ from egcompile.codegen.heuristics import BACKWARDS, Config
 from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.text import Block, Line, Loop, Names, Value, print_block
 from egcompile.schedule.kernel import Buffer, Kernel
-from egcompile.target import Target
 
 
 @dataclass(frozen=True)
 class KernelSource:
     """Triton source: `text` defines jit functions and the launcher `name(*inputs, *outputs)`.
 
-    It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and the
-    runtime's `empty_beside` and `gdc_wait`. `helpers` are those leading functions of the text that other
-    kernels may hold too, word for word. `config` has the tiles of the first nest, which `generate` takes;
-    None for a contraction, and for several items in one launch.
+    It assumes `import torch, triton` and `triton.language as tl`, and if they are used `libdevice` and
+    `empty_beside`, the runtime's. `helpers` are those leading functions of the text that other kernels may
+    hold too, word for word. `config` has the tiles of the first nest, which `generate` takes; None for a
+    contraction, and for several items in one launch.
     """
 
     name: str
@@ -67,19 +66,18 @@ class JitFunction:
     def programs(self) -> int:
         return math.prod(self.grid)
 
-    def text(self, begin: Sequence[str] = ()) -> str:
+    def text(self) -> str:
         pointers = [f"{p}_ptr" for p in self.parameters]
         constants = [f"{name}: tl.constexpr" for name in self.constants]
         own = [self.program] if self.program else []
         head = f"@triton.jit\ndef {self.name}({', '.join([*own, *pointers, *constants])}):"
-        said = [f"# {line}" for line in self.doc.splitlines()]
-        return "\n".join([head, *(f"    {line}" for line in (*said, *begin)), *self.body])
+        return "\n".join([head, *(f"    # {line}" for line in self.doc.splitlines()), *self.body])
 
-    def launch(self, options: Sequence[str] = ()) -> str:
+    def launch(self) -> str:
         grid = f"({', '.join(map(str, self.grid))}{',' if len(self.grid) == 1 else ''})"
         warps = ("num_warps", self.config.num_warps)
-        own = [f"{k}={v}" for k, v in (*self.constants.items(), warps)]
-        return f"{self.name}[{grid}]({', '.join([*self.parameters, *own, *options])})"
+        options = [f"{k}={v}" for k, v in (*self.constants.items(), warps)]
+        return f"{self.name}[{grid}]({', '.join([*self.parameters, *options])})"
 
 
 @dataclass(frozen=True)
@@ -96,28 +94,22 @@ class Allocation:
 
 
 class Launched(Protocol):
-    """Jit functions, of which the launcher calls one, with `options`; that one begins with some lines."""
+    """Jit functions, of which the launcher calls one."""
 
-    def text(self, begin: Sequence[str] = ()) -> str: ...
-    def launch(self, options: Sequence[str] = ()) -> str: ...
+    def text(self) -> str: ...
+    def launch(self) -> str: ...
 
 
 def assemble(
-    name: str,
-    arguments: Sequence[str],
-    steps: Sequence[Launched | Allocation],
-    config: Config | None,
-    target: Target,
+    name: str, arguments: Sequence[str], steps: Sequence[Launched | Allocation], config: Config | None
 ) -> KernelSource:
     """The module text of one kernel: helpers, jit functions, launcher."""
-    # A launch may overlap the end of the one before, so it begins by waiting for what that wrote.
-    begin, options = (["gdc_wait()"], ["launch_pdl=True"]) if target.overlaps_launches else ([], [])
-    functions = [step.text(begin) for step in steps if not isinstance(step, Allocation)]
+    functions = [step.text() for step in steps if not isinstance(step, Allocation)]
     code = "\n".join(functions)
     helpers = tuple(text.strip() for call, text in HELPERS.items() if re.search(rf"\b{call}\b", code))
     lines = []
     for step in steps:
-        lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch(options))
+        lines.append(step.text(arguments[-1]) if isinstance(step, Allocation) else step.launch())
     launcher = f"def {name}({', '.join(arguments)}):\n" + "\n".join(
         f"    {line}" for line in lines or ["return"]
     )

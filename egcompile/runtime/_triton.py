@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
-import triton.language as tl
 
 Launch = Callable[[int, Sequence[Any]], None]
 """`launch(stream, passed)`: a compiled kernel on its grid, with what is passed before its constants."""
@@ -17,10 +16,6 @@ _NEEDED = {"launch", *_SCRATCH}
 _KNOWN = _NEEDED | {"global_scratch_align", "profile_scratch_align", "num_ctas", "gsan_enabled"}
 _KNOWN |= {"launch_cooperative_grid", "launch_pdl", "arg_annotations", "kernel_signature"}
 """What a launcher has; one that has more may do more at each launch."""
-
-
-gdc_wait = (lambda: None) if triton.knobs.runtime.interpret else tl.extra.cuda.gdc_wait
-"""In a kernel: waits for the one before and what it wrote; in the interpreter that is there already."""
 
 
 def hooked() -> bool:

@@ -16,9 +16,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from egcompile.runtime._torch import current_device, current_stream
-from egcompile.runtime._triton import Launch, gdc_wait, hooked, prepared
-
-__all__ = ["ahead", "direct", "gdc_wait"]
+from egcompile.runtime._triton import Launch, hooked, prepared
 
 ALIGNMENT = 16
 """Bytes of the widest access. Triton compiles for pointers that are multiples of it, and for others."""

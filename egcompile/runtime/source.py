@@ -51,7 +51,7 @@ _OWN_WORDS: tuple[str, ...] = (
     "empty_beside",
     "empty_on",
 )
-_OWN_WORDS += ("values", "forward", "backward", "device", "float", "gdc_wait")
+_OWN_WORDS += ("values", "forward", "backward", "device", "float")
 
 _NEW_AND_CONTIGUOUS = ("matmul", "bmm", "contract_rows", "embedding", "embedding_backward")
 """Calls whose result is new memory in row-major order: where it lies needs no check."""
@@ -114,9 +114,8 @@ def _header(kernels: Sequence[str], bodies: Sequence[str], target: Target) -> st
     if "libdevice." in text:
         lines.append("from triton.language.extra import libdevice")
     lines += ["", "from egcompile.runtime.aten import laid_out, op, unviewed"]
+    lines += ["from egcompile.runtime.launch import direct"] if kernels else []
     words = set(re.findall(r"\w+", text))
-    launching = ["direct", *(words & {"gdc_wait"})]
-    lines += [f"from egcompile.runtime.launch import {', '.join(launching)}"] if kernels else []
     memory = sorted(words & {"empty_beside", "empty_on"})
     lines += [f"from egcompile.runtime.memory import {', '.join(memory)}"] if memory else []
     lines += [""]

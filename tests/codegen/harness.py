@@ -21,7 +21,6 @@ from tests.codegen import compilers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADER = "import torch\nimport triton\nimport triton.language as tl\n"
-HEADER += "from egcompile.runtime.launch import gdc_wait\n"
 HEADER += "from egcompile.runtime.memory import empty_beside\n\n\n"
 _count = itertools.count()
 _folder = tempfile.TemporaryDirectory(prefix="egcompile-kernels-")
