@@ -58,7 +58,6 @@ class Shape:
     passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     slow          exponentials and the like at a point
-    run           of columns for which some element is the same, as a channel's weight is for its pixels, or 0
     """
 
     rows: int
@@ -69,7 +68,6 @@ class Shape:
     passes: int = 2
     peaks: bool = False
     slow: int = 0
-    run: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -94,8 +92,11 @@ def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
 
 
 def is_tiled(rows: int, cols: int) -> bool:
-    """Whether pointwise work goes in tiles of rows and columns that fill them, where columns repeat."""
-    return cols % 32 == 0 and rows >= 16
+    """Whether pointwise work goes in tiles of rows and columns that fill them, where columns repeat.
+
+    Of shorter rows, what repeats is in the L1 when a program needs it again.
+    """
+    return cols % 32 == 0 and cols >= 1024 and rows >= 16
 
 
 def repeating_config(rows: int, cols: int, reads: int, target: Target) -> Config:
@@ -156,8 +157,6 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
     if width == WHOLE_ROW // 2 and shape.words >= 3:
         return Config(1, 4096, 16, 1)
-    if width == WHOLE_ROW and 2048 <= pow2(shape.run) == shape.run < 8192:
-        return Config(1, shape.run, shape.run // 256, 1)  # in which such an element is read once
     if width == WHOLE_ROW:
         return Config(1, 8192, 32, 1)
     if width > WHOLE_ROW:

@@ -181,16 +181,17 @@ class _Renderer:
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
         if tile is not None:
-            self.count(scope, self.rows, tile.template, self.nest.config.block_rows)
+            self.count(scope, tile)
         self.bind(self.rows, text, "rows", self.nest.config.block_rows)
 
-    def count(self, scope: Scope, axis: Axis, number: str, size: int) -> None:
-        """Binds the number of the tile along an axis, for what is one value for all of the tile."""
-        numbers = Axis(f"tile of {axis.name}", -(-axis.size // size))
+    def count(self, scope: Scope, tile: Value) -> None:
+        """Binds the number of the tile of rows, for what is one value for all of its rows."""
+        size = self.nest.config.block_rows
+        numbers = Axis("tile", -(-self.rows.size // size))
         scope.axes |= {numbers}
         own = frozenset({numbers})
-        self.tile.axes[numbers] = AxisTile(Value(number, axes=own, inline=True))
-        self.tile.tiles[axis] = numbers, size
+        self.tile.axes[numbers] = AxisTile(Value(tile.template, axes=own, inline=True))
+        self.tile.tiles[self.rows] = numbers, size
 
     def bind_cols(self, scope: Scope, tile: Value | None, start: str = "") -> None:
         scope.axes |= {self.cols}
@@ -204,9 +205,6 @@ class _Renderer:
         text = self.widened("tl.arange(0, BLOCK_COLS)")
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
         text = f"{start} + {text}" if start else text
-        if start:
-            number = self.widened(f"{start} // BLOCK_COLS")
-            self.count(scope, self.cols, number, self.nest.config.block_cols)
         if not self.flat:
             text = f"({text})[None, :]" if "+" in text else f"{text}[None, :]"
         self.bind(self.cols, text, "cols", self.nest.config.block_cols)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from egcompile.codegen.heuristics import (
@@ -274,8 +274,7 @@ def _classify(
     words = sum(reads) / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    run = min((run for _, index in walk.loads for run in _runs(index, layout.cols)), default=0)
-    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, run)
+    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
@@ -302,15 +301,6 @@ def _classify(
         max(parts, 1),
     )
     return nest, left
-
-
-def _runs(index: Indices, cols: Axis) -> Iterator[int]:
-    """How many columns side by side read the same element, where more than one does."""
-    digits = [
-        atom for where in index for atom, _ in where.terms if cols in index_axes((Index(((atom, 1),)),))
-    ]
-    if digits and all(isinstance(a, Digit) and a.of == Index.of(cols) and a.div > 1 for a in digits):
-        yield min(a.div for a in digits if isinstance(a, Digit))
 
 
 def _settings(layout: Layout, shape: Shape, sums: bool, target: Target, config: Config | None) -> Config:

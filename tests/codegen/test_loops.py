@@ -345,18 +345,3 @@ def test_moments_in_one_pass_do_not_cancel() -> None:
         check(kernel, low=1000.0, high=1001.0, rtol=1e-4, atol=1e-6)
     wide = build(lambda x: group_norm(x, constant(1.0, reshape(sum(x, (0, 2, 3)), (8,))), 4), "f32[3,8,5,6]")
     check(wide, NARROW, low=1000.0, high=1001.0, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("length", "config"), [(4096, None), (2048, Config(block_cols=1024)), (64, None)])
-def test_what_is_one_value_for_a_tile_of_columns_is_read_once(length: int, config: Config | None) -> None:
-    """As a channel's weight for its pixels, in a group norm."""
-
-    def scaled(x: Node, w: Node) -> Node:
-        several = broadcast_to(reshape(w, (1, 32768 // length, 1)), (80, 32768 // length, length))
-        centered = sub(x, broadcast_to(mean(x, dims=(1,)), x.shape))
-        return mul(centered, reshape(several, x.shape))
-
-    kernel = build(scaled, "f32[80,32768]", f"f32[{32768 // length}]")
-    check(kernel, config, rtol=1e-4, atol=1e-4)
-    once = "y_ptr + start" in generate(kernel, Target.parse("cuda:90"), config).text
-    assert once == (length >= 2048)

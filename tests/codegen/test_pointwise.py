@@ -218,7 +218,7 @@ def test_what_belongs_to_a_long_row_is_read_once_a_program() -> None:
     check(kernel, low=-3, high=900)
 
 
-@pytest.mark.parametrize("shape", [(64, 512), (1000, 96), (17, 3, 32), (50, 2, 1024)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 1536), (100, 1056), (17, 3, 512), (50, 2, 1024)], ids=str)
 def test_what_belongs_to_a_column_is_read_once_for_several_rows(shape: tuple[int, ...]) -> None:
     def scaled(x: Node, w: Node, s: Node) -> Node:
         several = expand(reshape(w, (1, *shape[1:])), shape)
@@ -233,7 +233,7 @@ def test_what_belongs_to_a_column_is_read_once_for_several_rows(shape: tuple[int
 
 @pytest.mark.parametrize(
     "shape, channels",
-    [((16, 33), (33,)), ((4, 64), (64,)), ((64, 16), (16,))],
+    [((16, 1033), (1033,)), ((4, 2048), (2048,)), ((64, 512), (512,))],
     ids=["odd rows", "few rows", "short rows"],
 )
 def test_rows_that_fill_no_tiles_are_flat(shape: tuple[int, int], channels: tuple[int]) -> None:
@@ -250,10 +250,10 @@ def test_what_changes_seldom_along_a_row_is_no_column() -> None:
     """As a group's mean on channels_last: tiles were slower than a flat loop there."""
 
     def centered(x: Node, mean: Node, w: Node) -> Node:
-        groups = expand(reshape(mean, (64, 1, 32, 1)), (64, 9, 32, 8))
-        return mul(sub(x, reshape(groups, (64, 9, 256))), expand(reshape(w, (1, 1, 256)), (64, 9, 256)))
+        groups = expand(reshape(mean, (64, 1, 32, 1)), (64, 9, 32, 32))
+        return mul(sub(x, reshape(groups, (64, 9, 1024))), expand(reshape(w, (1, 1, 1024)), (64, 9, 1024)))
 
-    kernel = build(centered, "f32[64,9,256]", "f32[64,32]", "f32[256]")
+    kernel = build(centered, "f32[64,9,1024]", "f32[64,32]", "f32[1024]")
     check(kernel)
     assert "BLOCK_ROWS" not in generate(kernel, Target.parse("cuda:90")).text
 
