@@ -38,21 +38,6 @@ MARK = "nothing"
 LONGEST = 60
 """Characters of a kernel's name that are shown; PyTorch's have all their template's arguments."""
 
-HEADS = {
-    # key of ncu.METRICS -> heading, and digits after the point
-    "us": ("us", 1),
-    "read_mb": ("read MB", 1),
-    "write_mb": ("write MB", 1),
-    "dram": ("DRAM %", 0),
-    "l2_hit": ("L2 hit %", 0),
-    "xu": ("XU %", 0),
-    "fma": ("FMA %", 0),
-    "alu": ("ALU %", 0),
-    "issue": ("issue %", 0),
-    "occupancy": ("occupancy %", 0),
-    "registers": ("registers", 0),
-}
-
 
 def marker() -> Callable[[], None]:
     """Launches `MARK`."""
@@ -131,21 +116,18 @@ def measure(selected: Sequence[Work]) -> list[Result]:
 
 
 def head() -> str:
-    titles = (title for title, _ in HEADS.values())
+    titles = (title for title, _ in ncu.HEADS.values())
     return f"{'kernel':{LONGEST + 1}}{'':9}" + "".join(f"{t:>{len(t) + 2}}" for t in titles) + "  waits for"
 
 
 def line(result: Result) -> str:
     """One of `rows`, under `head`."""
     said = f"{result['kernel']:{LONGEST + 1}}{result['direction']:9}"
-    for key, (title, digits) in HEADS.items():
+    for key, (title, digits) in ncu.HEADS.items():
         value = result[key]
         said += " " * (len(title) + 2) if value is None else f"{value:{len(title) + 2}.{digits}f}"
-    stalls = result["stalls"]
-    if not any(stalls.values()):
-        return said.rstrip()
-    reason = max(stalls, key=stalls.__getitem__)
-    return f"{said}  {reason} {stalls[reason]:.1f} ({stalls[reason] / sum(stalls.values()):.0%})"
+    reason, share = ncu.longest(result["stalls"])
+    return f"{said}  {reason} {result['stalls'][reason]:.1f} ({share:.0%})" if reason else said.rstrip()
 
 
 def main(arguments: list[str] | None = None) -> None:

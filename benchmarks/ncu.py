@@ -11,7 +11,7 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,21 @@ METRICS = {
     "registers": "launch__registers_per_thread",
 }
 """Microseconds, megabytes, percent (of the peak; of an SM's warps), and registers a thread."""
+
+HEADS = {
+    # key of METRICS -> heading, and digits after the point
+    "us": ("us", 1),
+    "read_mb": ("read MB", 1),
+    "write_mb": ("write MB", 1),
+    "dram": ("DRAM %", 0),
+    "l2_hit": ("L2 hit %", 0),
+    "xu": ("XU %", 0),
+    "fma": ("FMA %", 0),
+    "alu": ("ALU %", 0),
+    "issue": ("issue %", 0),
+    "occupancy": ("occupancy %", 0),
+    "registers": ("registers", 0),
+}
 
 REASONS = "long_scoreboard short_scoreboard barrier math_pipe_throttle mio_throttle lg_throttle tex_throttle"
 REASONS += (
@@ -87,6 +102,14 @@ def _number(cell: str, unit: str) -> float | None:
     except ValueError:
         return None  # as n/a
     return value if math.isfinite(value) else None
+
+
+def longest(stalls: Mapping[str, float]) -> tuple[str, float]:
+    """What warps wait for longest, and its share of all waiting; nothing where they do not wait."""
+    if not any(stalls.values()):
+        return "", 0.0
+    reason = max(stalls, key=stalls.__getitem__)
+    return reason, stalls[reason] / sum(stalls.values())
 
 
 def errors(said: str) -> list[str]:

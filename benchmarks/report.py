@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ncu
+
 Result = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -215,28 +217,12 @@ def counters(results: list[Result]) -> str:
         for work in result["results"]:
             for launch in work.get("launches", ()):
                 cells = [work["work"], launch["direction"], f"`{launch['kernel']}`"]
-                for key in COUNTED:
-                    value = launch[key]
-                    cells.append("" if value is None else f"{value:.1f}" if key == "us" else f"{value:.0f}")
-                stalls = launch["stalls"]
-                reason = max(stalls, key=lambda r: stalls[r], default="")
-                cells.append(f"{reason} {stalls[reason] / sum(stalls.values()):.0%}" if reason else "")
-                rows.append(cells)
-    return _markdown(["work", "", "kernel", *COUNTED.values(), "waits for"], rows) if rows else ""
-
-
-COUNTED = {
-    # key of benchmarks.ncu.METRICS -> heading
-    "us": "us",
-    "read_mb": "MB read",
-    "write_mb": "MB written",
-    "dram": "DRAM, % of peak",
-    "l2_hit": "hits in the L2, %",
-    "issue": "issue slots, %",
-    "xu": "special functions, %",
-    "occupancy": "occupancy, %",
-    "registers": "registers",
-}
+                for key, (_, digits) in ncu.HEADS.items():
+                    cells.append("" if launch[key] is None else f"{launch[key]:.{digits}f}")
+                reason, share = ncu.longest(launch["stalls"])
+                rows.append([*cells, f"{reason} {share:.0%}" if reason else ""])
+    head = ["work", "", "kernel", *(title for title, _ in ncu.HEADS.values()), "waits for"]
+    return _markdown(head, rows) if rows else ""
 
 
 TABLES: dict[str, Callable[[list[Result]], str]] = {

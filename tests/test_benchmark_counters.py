@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import counters, launch, ncu
+from benchmarks import counters, launch, ncu, report
 from benchmarks.works import Work, works
 from egcompile.runtime.loader import load_once
 
@@ -85,7 +85,7 @@ def test_a_line_has_what_there_is_under_its_heading() -> None:
         end = head.index(f"  {title}  ") + len(title) + 2
         assert line[:end].endswith(f" {shown}")
     assert head[: line.index("long_scoreboard")].endswith("registers  ")
-    assert counters.HEADS.keys() == ncu.METRICS.keys()
+    assert ncu.HEADS.keys() == ncu.METRICS.keys()
     assert counters.line(counters.row("forward", ncu.Launch("k", {}))).split() == ["k", "forward"]
 
 
@@ -182,3 +182,12 @@ def test_what_is_missing_is_a_usage_error(
     assert "no ncu on the PATH" in refused("softmax")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no GPU" in refused("softmax")
+
+
+def test_the_table_has_each_launch_of_a_work() -> None:
+    launches = next(counters.rows(ncu.parse(LOG)))
+    about = {"kind": "counters", "size": "full", "device": "cuda", "versions": {}}
+    table = report.counters([about | {"results": [{"work": "w", "launches": launches}, {"work": "failed"}]}])
+    first, second = table.splitlines()[2:]
+    assert "`_batch_moments_0` | 61.5 |" in first and first.endswith("| long_scoreboard 75% |")
+    assert second.endswith("| 20 |  |"), "it waits for nothing"

@@ -83,7 +83,7 @@ def pow2(n: int) -> int:
 def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
     """Pointwise work on `numel` points in runs of `length`, 16 a thread; fewer where that leaves SMs idle.
 
-    Of several tensors a warp at a time is a program.
+    Where it `reads` several tensors of as many points, a program is one warp.
     """
     block = 512 if reads > 1 else 2048
     while block > 128 and -(-numel // block) < 2 * target.sms:
@@ -100,7 +100,10 @@ def is_tiled(rows: int, cols: int) -> bool:
 
 
 def repeating_config(rows: int, cols: int, reads: int, target: Target) -> Config:
-    """Pointwise work in which something is the same in each row, which is read for many rows at once."""
+    """Pointwise work in which something is the same in each row, which is read for many rows at once.
+
+    The tile is twice the flat one of a single tensor, however many it `reads`; of several it has more warps.
+    """
     flat = flat_config(rows * cols, rows * cols, 1, target)
     run = math.gcd(cols, 128)
     warps = flat.num_warps * (2 if reads > 1 else 1)

@@ -1,4 +1,7 @@
-"""Nests without reductions: a flat loop in the memory order of the output, or tiles that transpose."""
+"""Nests without reductions: a flat loop in the memory order of the output, or tiles.
+
+Tiles are for memory that is transposed, and for what is the same along a row, or in each of long rows.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +90,11 @@ def _writes(kernel: Kernel, first: Indices) -> tuple[list[Write], Walk]:
     return writes, walk
 
 
+def _steps(where: Index, points: Axis, sizes: Sequence[int]) -> list[int]:
+    """How far apart in memory neighbours along each axis of `sizes` are; `points` counts their elements."""
+    return [where.at({points: math.prod(sizes[i + 1 :])}) - where.at({}) for i in range(len(sizes))]
+
+
 def _turned_axis(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
     """The axis, in the output's memory order, along which most inputs are contiguous, if not the last."""
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
@@ -94,10 +102,9 @@ def _turned_axis(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int])
     votes = dict.fromkeys(range(last), 0)
     against = 0
     for node, index in walk.loads:
-        where = offset(index, buffers[node].strides)
         if 2 * node.tensor.numel < points.size or last != len(sizes) - 1:
             continue
-        steps = [where.at({points: math.prod(sizes[i + 1 :])}) - where.const for i in range(len(sizes))]
+        steps = _steps(offset(index, buffers[node].strides), points, sizes)
         against += steps[last] == 1
         for i in votes:
             votes[i] += steps[i] == 1 and sizes[i] >= 8 and steps[last] > 1
@@ -131,14 +138,14 @@ def _row_length(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) 
 def _period(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
     """The length of the rows in each of which some input, as a bias, is the same; None for no such input.
 
-    What belongs to a column is then read once for several rows. None, too, where an input changes along a
-    row but seldom, as a group's mean does.
+    What belongs to a column is then read once for several rows. None, too, where an input is the same all
+    along a row, or changes but seldom, as a group's mean does.
     """
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
     lengths = []
     for node, index in walk.loads:
         where = offset(index, buffers[node].strides)
-        steps = [where.at({points: math.prod(sizes[i + 1 :])}) - where.const for i in range(len(sizes))]
+        steps = _steps(where, points, sizes)
         if where.terms and steps[-1] != 1:
             return None
         outer = [i for i, step in enumerate(steps) if not step and sizes[i] > 1 and any(steps[i + 1 :])]

@@ -142,7 +142,8 @@ def _overrides(keep: frozenset[OpOverload]) -> tuple[dict[Any, Any], dict[Any, A
     """Rules for composite ops, and for others, that leave the ops `keep` whole; all of them are ATen's.
 
     Of composite ops, those alone that are not taken apart as ATen does. The rest, 500, needs none, and to put
-    one in each one's place and take it away again lasts longer than to trace a small graph.
+    one in each one's place and take it away again lasts longer than to trace a small graph. What is
+    registered later for another than a composite op is not seen.
     """
     usual: dict[Any, Any] = dict(default_decompositions())
     composite, python = _split_decomp_table_to_cia_and_python_decomp(

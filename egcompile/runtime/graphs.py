@@ -8,6 +8,7 @@ overwrite values that a pending backward still needs, the launches run one by on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -210,9 +211,10 @@ def _record(run: Run, reads: list[Tensor], pool: Any) -> tuple[Callable[[], None
     side = _side_stream(torch.cuda.current_device())
     try:
         graph, results = _captured(lambda: run(list(reads)), pool, side)
-    except RuntimeError:
+    except BaseException:
         # torch's generators stay as if the capture went on, and each draw raises, until one has ended
-        _captured(lambda: torch.zeros(1, device=side.device), None, side)
+        with contextlib.suppress(RuntimeError):
+            _captured(lambda: torch.zeros(1, device=side.device), None, side)
         raise
     return graph.replay, results
 

@@ -63,9 +63,12 @@ class Kernels:
         return self._known[key], tuple(read), tuple(written)
 
     def _unmoved(self, buffers: Mapping[Node, Buffer], node: Node) -> Node:
-        """The value that `node` is in another shape, or repeats: the kernel reads that, and moves it."""
-        while node in self.views and node.op.name in _MOVES and buffers[self.views[node]].is_contiguous:
-            node = self.views[node]
+        """The value that `node` is in another shape, or repeats: the kernel reads that, and moves it.
+
+        Where a permute or a slice lies is better said by strides.
+        """
+        while node in self.views and node.op.name in _MOVES and buffers[node.inputs[0]].is_contiguous:
+            node = node.inputs[0]
         return node
 
 
