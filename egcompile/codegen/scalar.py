@@ -1,7 +1,8 @@
 """One element of a pointwise op as Triton: spellings, literals, and the rounding that casts ask for.
 
 A value is held in its accumulation dtype (fp32 at least); an explicit cast to a narrower dtype rounds and
-widens again, and everything else is rounded where it is stored.
+widens again, and everything else is rounded where it is stored, or compared: whether two values are equal
+must not depend on which of them were stored.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ TL_DTYPES: dict[torch.dtype, str] = {
 # Triton's correctly rounded forms exist for fp32 alone; fp64's plain ones are correctly rounded.
 _IN_FP32 = {"div": "tl.div_rn({0}, {1})", "reciprocal": "tl.div_rn(1.0, {0})", "sqrt": "tl.sqrt_rn({0})"}
 _IN_FP64 = {"div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "tl.sqrt({0})", "tanh": "_tanh_fp64({0})"}
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 _NARROW = {"tanh": "_tanh_narrow({0})"}
 """In fp32, where all that is written is rounded to 16 bits."""
@@ -153,6 +156,14 @@ def _cast(node: Node, x: Value) -> Value:
     if target == acc == source:
         return x
     return Value(template, (_typed(x),), acc, x.axes, x.hint, x.zero)
+
+
+def rounded(x: Value, dtype: torch.dtype) -> Value:
+    """An operand of `dtype` as memory would hold it; what was loaded or cast is rounded already."""
+    acc = accumulate_dtype(dtype)
+    if dtype == acc or x.literal is not None or x.template.endswith(f".to({TL_DTYPES[acc]})"):
+        return x
+    return Value(f"{{0}}.to({TL_DTYPES[dtype]}).to({TL_DTYPES[acc]})", (x,), acc, x.axes, x.hint, x.zero)
 
 
 def _fold(node: Node, operands: tuple[Value, ...]) -> Value:

@@ -47,7 +47,8 @@ def _softmax_backward(y: Node, ct: Node, dim: int) -> Node:
 
 def _log_softmax(x: Node, dim: int) -> Node:
     wide = cast_to(x, accumulate_dtype(x.dtype))
-    return cast_to(sub(wide, broadcast_to(_logsumexp(wide, dim), x.shape)), x.dtype)
+    top, above = (broadcast_to(part, x.shape) for part in _logsumexp(wide, dim))
+    return cast_to(sub(sub(wide, top), above), x.dtype)
 
 
 def _log_softmax_backward(y: Node, ct: Node, dim: int) -> Node:
@@ -57,9 +58,14 @@ def _log_softmax_backward(y: Node, ct: Node, dim: int) -> Node:
     return cast_to(sub(g, mul(exp(cast_to(y, acc)), total)), y.dtype)
 
 
-def _logsumexp(wide: Node, dim: int) -> Node:
+def _logsumexp(wide: Node, dim: int) -> tuple[Node, Node]:
+    """The largest element, and by how much the logsumexp exceeds it.
+
+    What subtracts a logsumexp subtracts the largest first, exactly for what lies near it; that of large
+    logits has no digits left for a small loss.
+    """
     top = amax(wide, dims=(dim,))
-    return add(top, log(sum(exp(sub(wide, broadcast_to(top, wide.shape))), dims=(dim,))))
+    return top, log(sum(exp(sub(wide, broadcast_to(top, wide.shape))), dims=(dim,)))
 
 
 def _check(logits: Node, target: Node) -> None:
@@ -85,11 +91,11 @@ def _cross_entropy(logits: Node, target: Node, ignore_index: int) -> tuple[Node,
     _check(logits, target)
     wide = cast_to(logits, accumulate_dtype(logits.dtype))
     column, hit = _columns(logits, target)
-    lse = _logsumexp(wide, 1)
+    top, above = _logsumexp(wide, 1)
     zero = full(value=0.0, shape=logits.shape, dtype=wide.dtype)
     picked = sum(where(hit, wide, zero), dims=(1,))
-    loss = _for_each_row(column, ignore_index, logits.shape[1], sub(lse, picked))
-    return reshape_to(loss, target.shape), reshape_to(lse, target.shape)
+    loss = _for_each_row(column, ignore_index, logits.shape[1], sub(above, sub(picked, top)))
+    return reshape_to(loss, target.shape), reshape_to(add(top, above), target.shape)
 
 
 def _cross_entropy_backward(logits: Node, target: Node, lse: Node, ct: Node, ignore_index: int) -> Node:

@@ -143,3 +143,54 @@ def test_inputs_as_they_lie(x: Tensor) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(ours, x, ct), torch.autograd.grad(theirs, x, ct), rtol=1e-5, atol=1e-6
     )
+
+
+CHOICES = {
+    "amax of rows": lambda x: F.silu(F.layer_norm(x, x.shape[-1:])).amax(1),
+    "amax of columns": lambda x: F.silu(F.layer_norm(x, x.shape[-1:])).amax(0),
+    "amin": lambda x: (1 + x.square()).sqrt().amin(1, keepdim=True) * x,
+    "of a sum": lambda x: (x * x.sum(0) * 0.3).amax(0),
+    "maximum": lambda x: torch.maximum(x * 0.3, (x * 0.3).roll(1, 0)),
+    "clamp": lambda x: (x * 0.3).clamp(-0.1, 0.1) * x,
+}
+"""Whose gradient compares a value that is computed with one that was chosen of such."""
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(64, 33), (16, 512)])
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_was_chosen_is_found_again(name: str, shape: tuple[int, int], budget: float) -> None:
+    """Of 16 bits, one of the two was rounded in memory where the other was computed again."""
+    function = CHOICES[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half().requires_grad_()
+    traced = trace(function, [x])
+    ours = loss_of(run(optimize(traced, target="cuda:90", memory_budget=budget), traced, [x]))
+    twin = x.detach().double().requires_grad_()
+    eager, exact = function(x), function(twin)
+    ct = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1)).half()
+    found, theirs = (torch.autograd.grad(y, x, ct.to(y.dtype)) for y in (ours, eager))
+    truth = torch.autograd.grad(exact, twin, ct.double())
+    (error,), (bound,) = rmse(found, truth), rmse(theirs, truth)
+    assert error <= 2 * bound + 1e-4, f"{error:.2e}, eager {bound:.2e}"
+
+
+SHIFTED = {
+    "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1, correction=0),
+    "var_mean": lambda x: torch.var_mean(x, -1)[0],
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(len(x)), reduction="none"),
+}
+"""Of values that differ little beside their size, what depends on the differences alone."""
+
+
+@pytest.mark.parametrize("width", [33, 33000])
+@pytest.mark.parametrize("name", SHIFTED)
+def test_what_all_have_in_common_costs_no_digits(name: str, width: int) -> None:
+    function = SHIFTED[name]
+    noise = torch.randn(3, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = (1e4 + 1e-2 * noise).float()
+    traced = trace(function, [x])
+    found = loss_of(run(optimize(traced, target="cuda:90"), traced, [x]))
+    (error,) = rmse([found], [function(x.double())])
+    assert error <= FLOOR

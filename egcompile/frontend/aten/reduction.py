@@ -52,8 +52,8 @@ def variance(x: Node, dims: int | Sequence[int] | None, correction: float) -> tu
         raise UnsupportedOp(f"variance of {count} values with correction {correction}")
     mean = reduced(ops.mean, x, dims)
     deviation = ops.sub(x, broadcast(mean, x.shape))
-    total = reduced(ops.sum, ops.mul(deviation, deviation), dims)
-    return ops.mul(total, operand(1.0 / (count - correction), total.tensor)), mean
+    square = reduced(ops.mean, ops.mul(deviation, deviation), dims)  # a mean, for `egcompile.codegen.moments`
+    return ops.mul(square, operand(count / (count - correction), square.tensor)), mean
 
 
 def _var(out: TensorType, x: Node, dims: Any, correction: Scalar | None, keepdim: bool) -> Node:

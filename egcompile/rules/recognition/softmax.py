@@ -52,7 +52,7 @@ _TOPS: dict[str, Callable[[Pattern], Pattern]] = {
 
 for suffix, guard in _TOPS.items():
 
-    @rule(f"recognition/log_softmax{suffix}", *_WRITTEN, phase="recognition")
+    @rule(f"recognition/log_softmax{suffix}", *_WRITTEN, exactness="reassociating", phase="recognition")
     def _(x: Tensor, dims: Ints) -> Equations:
         "x - (top + log(sum(exp(x - top)))) with top = amax(x)  ==>  log_softmax(x)"
         top = guard(amax(x, dims))
@@ -60,7 +60,7 @@ for suffix, guard in _TOPS.items():
         return {sub(x, across(lse, x)): log_softmax(x, dims[0])}, [is_wide(x), (dims, (dims[0],))]
 
 
-@rule("recognition/log_softmax_shifted", *_WRITTEN, exactness="reassociating", phase="recognition")
+@rule("recognition/log_softmax_shifted", *_WRITTEN, phase="recognition")
 def _(x: Tensor, dims: Ints) -> Equations:
     "s - log(sum(exp(s))) with s = x - amax(x)  ==>  log_softmax(x)"
     s = sub(x, across(amax(x, dims), x))
