@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import launch, ncu
-from benchmarks.environment import versions
+from benchmarks.environment import needs_gpu, versions
 from benchmarks.kernels import function, tensors
 from benchmarks.works import Work, chosen, works
 from egcompile.runtime.loader import load_once
@@ -139,8 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        parser.error("there is no GPU that torch can use")
+    needs_gpu(parser)
     if options.child:
         child(options.child)
         return

@@ -87,10 +87,17 @@ def attention() -> dict[str, Any]:
     return rows
 
 
+def needs_gpu(parser: argparse.ArgumentParser) -> None:
+    """Ends a command with its usage where there is no GPU."""
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU that torch can use")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    needs_gpu(parser)
     result = {
         **versions(),
         "copy_TBs": copy_bandwidth() / 1e12,

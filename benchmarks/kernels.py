@@ -25,7 +25,7 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from benchmarks.environment import versions
+from benchmarks.environment import needs_gpu, versions
 from benchmarks.works import Work, chosen
 from egcompile.runtime.timing import ROTATED_BYTES, Replayed
 
@@ -177,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=0, help="processes that compile everything beforehand")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    needs_gpu(parser)
     variants = options.peers.split(",")
     if options.jobs:
         context = multiprocessing.get_context("spawn")

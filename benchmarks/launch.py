@@ -7,6 +7,7 @@ Microseconds a launch, for kernels of 3, 6 and 12 tensors that do nothing. Needs
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import torch
 import triton
 
+from benchmarks.environment import needs_gpu
 from egcompile.runtime.launch import direct
 from egcompile.runtime.loader import load_once
 
@@ -65,6 +67,9 @@ def measure(count: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    needs_gpu(parser)
     for count in COUNTS:
         ours, bound = measure(count)
         ratio = ours / bound

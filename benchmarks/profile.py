@@ -11,6 +11,7 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.environment import needs_gpu
 from benchmarks.variants import DTYPES, Batches, Training, make_model
 from benchmarks.zoo import CASES
 
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=30, help="kernels listed a variant")
     parser.add_argument("--host", action="store_true", help="list the host's functions, by cProfile")
     options = parser.parse_args()
+    needs_gpu(parser)
     for name in options.models:
         case, device = CASES[name]["full"](), torch.device("cuda")
         batches = Batches(case, device, DTYPES[options.dtype], distinct=4)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import egcompile
-from benchmarks.environment import versions
+from benchmarks.environment import needs_gpu, versions
 from benchmarks.unseen import UNSEEN
 from benchmarks.works import Work
 from egcompile.codegen import KernelSource
@@ -150,6 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop then, with what was measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    needs_gpu(parser)
     start = time.perf_counter()
     target = Target.of(torch.device("cuda"))
     about = {"kind": "tune", "versions": versions(), "candidates": options.candidates, "seed": options.seed}

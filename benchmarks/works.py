@@ -124,7 +124,7 @@ def works() -> Iterator[Work]:
         yield Work("softmax", softmax, (x,), 2, 3, liger="softmax")
     c = (IMAGES[1],)
     for nhwc in (False, True):
-        # a group of 32768 elements stays on chip; channels_last it is strewn over memory: two passes
+        # a group is read again from the L2; on channels_last it is strewn over memory, which takes two passes
         least = 3 if nhwc else 2
         yield Work("group_norm_silu", group_norm_silu, (IMAGES, c, c), least, 5, nhwc, "group_norm")
         yield Work("batch_norm_relu", batch_norm_relu, (IMAGES, c, c), 3, 5, nhwc)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,14 @@ def test_report_takes_the_newest_result(tmp_path: Path) -> None:
 def test_the_pages_hold_what_was_measured() -> None:
     """The tables of README and docs are those that `python -m benchmarks.report` writes."""
     assert report.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", ["environment", "kernels", "launch", "profile", "tune"])
+def test_without_a_gpu_a_command_ends_with_its_usage(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [name, *(["llama"] if name == "profile" else [])])
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert stopped.value.code == 2 and "no GPU" in capsys.readouterr().err
