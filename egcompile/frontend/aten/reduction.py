@@ -46,13 +46,22 @@ def _reduction_all(op: OpDef) -> Any:
 
 
 def variance(x: Node, dims: int | Sequence[int] | None, correction: float) -> tuple[Node, Node]:
-    """The variance and the mean over `dims`, which stay with size 1: two passes, as ATen's is stable."""
-    count = math.prod(x.shape[d] for d in axes(dims, len(x.shape)))
+    """The variance and the mean over `dims`, which stay with size 1: two passes, as ATen's is stable.
+
+    Over rows both are in one kernel, which sees them and keeps their digits (`egcompile.codegen.moments`).
+    Over other axes the mean is rounded in between, and what that leaves of the deviations is taken off again:
+    the corrected two-pass algorithm (Chan, Golub and LeVeque, 1983).
+    """
+    where = axes(dims, len(x.shape))
+    count = math.prod(x.shape[d] for d in where)
     if count <= correction:
         raise UnsupportedOp(f"variance of {count} values with correction {correction}")
     mean = reduced(ops.mean, x, dims)
     deviation = ops.sub(x, broadcast(mean, x.shape))
-    square = reduced(ops.mean, ops.mul(deviation, deviation), dims)  # a mean, for `egcompile.codegen.moments`
+    square = reduced(ops.mean, ops.mul(deviation, deviation), dims)
+    if where != tuple(range(len(x.shape) - len(where), len(x.shape))):
+        left = reduced(ops.mean, deviation, dims)
+        square = ops.maximum(ops.sub(square, ops.mul(left, left)), operand(0, square.tensor))
     return ops.mul(square, operand(count / (count - correction), square.tensor)), mean
 
 
