@@ -18,6 +18,7 @@ from egcompile.codegen.scalar import HELPERS
 from egcompile.codegen.source import Allocation, JitFunction, KernelSource, Launched, assemble
 from egcompile.codegen.strewn import in_two
 from egcompile.codegen.text import identifier
+from egcompile.errors import CompileError
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Node, topological
 from egcompile.ir.types import TensorType, accumulate_dtype
@@ -158,6 +159,8 @@ class _Division:
             and n.inputs[0].shape == anchor.inputs[0].shape
             and not any(m.op.kind is Kind.REDUCTION for m in topological(n.inputs))
         ]
+        if kernel.body.outputs == tuple(like):
+            raise CompileError(f"no nest of {self.name} computes {anchor}")
         made = {n: self.temporary(n.op.name, n.shape, n) for n in like}
         names = tuple(name for name, _ in made.values())
         buffers = tuple(buffer for _, buffer in made.values())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from egcompile.codegen import Config, KernelSource, generate
+from egcompile.codegen import Config, KernelSource, division, generate
 from egcompile.errors import CompileError
 from egcompile.ir import Node
 from egcompile.ops import (
@@ -345,3 +345,12 @@ def test_moments_in_one_pass_do_not_cancel() -> None:
         check(kernel, low=1000.0, high=1001.0, rtol=1e-4, atol=1e-6)
     wide = build(lambda x: group_norm(x, constant(1.0, reshape(sum(x, (0, 2, 3)), (8,))), 4), "f32[3,8,5,6]")
     check(wide, NARROW, low=1000.0, high=1001.0, rtol=1e-3, atol=1e-3)
+
+
+def test_what_no_nest_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no recursion without end."""
+    kernel = build(lambda x: sum(x, dims=(0,)), "f32[4,5]")
+    anchor = kernel.body.outputs[0]
+    monkeypatch.setattr(division, "choose_nest", lambda *_: (None, [0], anchor))
+    with pytest.raises(CompileError, match="no nest of kernel computes"):
+        generate(kernel, Target.parse("cuda:90"))
