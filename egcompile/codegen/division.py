@@ -150,7 +150,8 @@ class _Division:
         return name, self.buffers[name]
 
     def store_first(self, kernel: Kernel, anchor: Node, role: str) -> None:
-        """Computes the anchor, and reductions like it, into memory; then the rest."""
+        """Computes the anchor, or what it waits for, and reductions like that, into memory; then the rest."""
+        anchor = next(n for n in topological((anchor,)) if n.op.kind is Kind.REDUCTION)
         like = [
             n
             for n in kernel.body.nodes

@@ -27,6 +27,7 @@ from egcompile.ops import (
     log_softmax_backward,
     mean,
     mul,
+    neg,
     permute,
     reshape,
     rms_norm,
@@ -354,3 +355,14 @@ def test_what_no_nest_computes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(division, "choose_nest", lambda *_: (None, [0], anchor))
     with pytest.raises(CompileError, match="no nest of kernel computes"):
         generate(kernel, Target.parse("cuda:90"))
+
+
+def test_a_row_of_column_means_beside_other_work() -> None:
+    """The reduction that everything waits for waits for another itself."""
+
+    def body(x: Node) -> tuple[Node, ...]:
+        column = mean(x, dims=(0,))
+        row = sum(column, dims=(2,))
+        return neg(column), mul(broadcast_to(row, column.shape), column), mul(x, x)
+
+    check(build(body, "f32[3,8,5]"), rtol=1e-5, atol=1e-5)
