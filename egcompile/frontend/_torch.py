@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import re
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,15 +120,22 @@ def _frames_of_the_model(_: TracerBase, stack: traceback.StackSummary) -> traceb
     return traceback.StackSummary.from_list(frames)
 
 
+_SPLITTING = threading.RLock()
+
+
 def decompose(program: ExportedProgram, keep: frozenset[OpOverload]) -> ExportedProgram:
     """The functional ATen program, with the ops `keep` whole."""
-    split = mock.patch.object(
-        exported_program, "_split_decomp_table_to_cia_and_python_decomp", lambda _: _overrides(keep)
-    )
-    with split, warnings.catch_warnings():
+    ours: Any = {"keep": keep}
+
+    def split(table: Any) -> Any:
+        """Of another thread's table as ever."""
+        return _overrides(keep) if table == ours else _split_decomp_table_to_cia_and_python_decomp(table)
+
+    name = "_split_decomp_table_to_cia_and_python_decomp"
+    with _SPLITTING, mock.patch.object(exported_program, name, split), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copy of its tree specs
         _interpret_regions(program.graph_module)
-        return program.run_decompositions({})
+        return program.run_decompositions(ours)
 
 
 def _interpret_regions(gm: fx.GraphModule) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import egcompile
-from egcompile.frontend import trace
+from egcompile.frontend import _torch, trace
 
 SPACE = "egcompile_test_composite"
 
@@ -45,3 +45,17 @@ def test_compiled_with_two_derivatives() -> None:
     torch.testing.assert_close(compiled(x), function(x))
     assert torch.autograd.gradcheck(compiled, (x,))
     assert torch.autograd.gradgradcheck(compiled, (x,))
+
+
+def test_another_export_meanwhile_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Divided(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addcdiv(x, x, x)
+
+    other = torch.export.export(Divided(), (torch.ones(3),))
+    found: list[str] = []
+    monkeypatch.setattr(
+        _torch, "_interpret_regions", lambda _: found.append(str(other.run_decompositions({}).graph))
+    )
+    trace(lambda x: x.sin(), (torch.ones(3),))
+    assert found == [str(other.run_decompositions({}).graph)] and "addcdiv" in found[0]
