@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import launch, ncu
-from benchmarks.environment import needs_gpu, versions
+from benchmarks.environment import command, needs_gpu, versions
 from benchmarks.kernels import function, tensors
 from benchmarks.works import Work, chosen, works
 from egcompile.runtime.loader import load_once
@@ -131,10 +131,7 @@ def line(result: Result) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    first, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=first, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("works", nargs="*", help="parts of titles, as rms_norm or 8192x4096; all by default")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)

@@ -87,6 +87,13 @@ def attention() -> dict[str, Any]:
     return rows
 
 
+def command(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is a module's docstring, as it is written."""
+    head, _, rest = (doc or "").partition("\n\n")
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=head, epilog=rest, formatter_class=raw)
+
+
 def needs_gpu(parser: argparse.ArgumentParser) -> None:
     """Ends a command with its usage where there is no GPU."""
     if not torch.cuda.is_available():

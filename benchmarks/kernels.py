@@ -10,7 +10,6 @@ work must move (`benchmarks.works`). Needs a GPU.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import functools
 import json
@@ -25,7 +24,7 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from benchmarks.environment import needs_gpu, versions
+from benchmarks.environment import command, needs_gpu, versions
 from benchmarks.works import Work, chosen
 from egcompile.runtime.timing import ROTATED_BYTES, Replayed
 
@@ -167,10 +166,7 @@ def warm(names: Sequence[str], variants: Sequence[str], share: slice) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    head, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("works", nargs="*", help="parts of titles, as rms_norm or 8192x4096; all by default")
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--rounds", type=int, default=7)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import accuracy, coverage, speed
-from benchmarks.environment import versions
+from benchmarks.environment import command, versions
 from benchmarks.variants import DTYPES
 from benchmarks.zoo import CASES, Case
 
@@ -30,10 +30,7 @@ DEFAULT_MODES = "eager,torch.compile,egcompile"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    head, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("models", nargs="+", choices=[*CASES, "all"], metavar="MODEL", help=", ".join(CASES))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", choices=("full", "small"), help="default: full on a GPU, small on a CPU")

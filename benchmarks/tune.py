@@ -10,7 +10,6 @@ best are timed again beside the heuristics', since the least of many noisy times
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import math
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 import egcompile
-from benchmarks.environment import needs_gpu, versions
+from benchmarks.environment import command, needs_gpu, versions
 from benchmarks.unseen import UNSEEN
 from benchmarks.works import Work
 from egcompile.codegen import KernelSource
@@ -139,10 +138,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    head, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command(__doc__)
     parser.add_argument("works", nargs="*", help="parts of titles, as softmax or 5120; all by default")
     parser.add_argument("--candidates", type=int, default=24, help="tiles of a kernel that are timed")
     parser.add_argument("--seed", type=int, default=0)

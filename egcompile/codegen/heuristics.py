@@ -144,7 +144,7 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     if sums and width <= WHOLE_ROW // 4:
         return _summed_rows_config(shape, width, target)
     if sums and width == WHOLE_ROW // 2 and shape.words < 4:
-        return Config(1, width, 16, 1, 2 * target.sms)
+        return Config(1, width, 16, 1, 2 * target.sms)  # as RMSNorm's: of two sums, they would spill
     if sums:
         return Config(1, WHOLE_ROW // 4, 16, 1)  # not held whole, so the sums get a nest of their own
     if width == WHOLE_ROW and shape.peaks and shape.passes > 1:

@@ -181,10 +181,10 @@ class _Renderer:
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
         if tile is not None:
-            self.count(scope, tile)
+            self.bind_tile(scope, tile)
         self.bind(self.rows, text, "rows", self.nest.config.block_rows)
 
-    def count(self, scope: Scope, tile: Value) -> None:
+    def bind_tile(self, scope: Scope, tile: Value) -> None:
         """Binds the number of the tile of rows, for what is one value for all of its rows."""
         size = self.nest.config.block_rows
         numbers = Axis("tile", -(-self.rows.size // size))

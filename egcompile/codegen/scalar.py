@@ -1,8 +1,8 @@
 """One element of a pointwise op as Triton: spellings, literals, and the rounding that casts ask for.
 
 A value is held in its accumulation dtype (fp32 at least); an explicit cast to a narrower dtype rounds and
-widens again, and everything else is rounded where it is stored, or compared: whether two values are equal
-must not depend on which of them were stored.
+widens again, and everything else is rounded where it is stored, or where a boolean is made of it: whether two
+values are equal must not depend on which of them were stored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ TL_DTYPES: dict[torch.dtype, str] = {
 # Triton's correctly rounded forms exist for fp32 alone; fp64's plain ones are correctly rounded.
 _IN_FP32 = {"div": "tl.div_rn({0}, {1})", "reciprocal": "tl.div_rn(1.0, {0})", "sqrt": "tl.sqrt_rn({0})"}
 _IN_FP64 = {"div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "tl.sqrt({0})", "tanh": "_tanh_fp64({0})"}
-
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 _NARROW = {"tanh": "_tanh_narrow({0})"}
 """In fp32, where all that is written is rounded to 16 bits."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index
-from egcompile.codegen.scalar import COMPARISONS, TL_DTYPES, literal, pointwise, rounded
+from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise, rounded
 from egcompile.codegen.source import span
 from egcompile.codegen.text import Block, Line, Value
 from egcompile.errors import CompileError
@@ -88,7 +88,7 @@ class Tile:
                 return narrow
             case Kind.POINTWISE, _:
                 operands = tuple(self.value(i, index, guard) for i in node.inputs)
-                if node.op.name in COMPARISONS:
+                if node.dtype == torch.bool:
                     operands = tuple(self._rounded(o, i.dtype) for o, i in zip(operands, node.inputs))
                 return self.emit(pointwise(node, operands, exact=self.exact), self.hints.get((node, index)))
             case Kind.MOVEMENT, "pad":

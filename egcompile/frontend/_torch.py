@@ -131,7 +131,7 @@ def decompose(program: ExportedProgram, keep: frozenset[OpOverload]) -> Exported
         """Of another thread's table as ever."""
         return _overrides(keep) if table == ours else _split_decomp_table_to_cia_and_python_decomp(table)
 
-    name = "_split_decomp_table_to_cia_and_python_decomp"
+    name = _split_decomp_table_to_cia_and_python_decomp.__name__
     with _SPLITTING, mock.patch.object(exported_program, name, split), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own copy of its tree specs
         _interpret_regions(program.graph_module)

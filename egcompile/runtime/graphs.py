@@ -210,16 +210,16 @@ def _record(run: Run, reads: list[Tensor], pool: Any) -> tuple[Callable[[], None
             raise RuntimeError(f"an input is on {x.device}")
     side = _side_stream(torch.cuda.current_device())
     try:
-        graph, results = _captured(lambda: run(list(reads)), pool, side)
+        graph, results = _graph_of(lambda: run(list(reads)), pool, side)
     except BaseException:
         # torch's generators stay as if the capture went on, and each draw raises, until one has ended
         with contextlib.suppress(RuntimeError):
-            _captured(lambda: torch.zeros(1, device=side.device), None, side)
+            _graph_of(lambda: torch.zeros(1, device=side.device), None, side)
         raise
     return graph.replay, results
 
 
-def _captured(work: Callable[[], T], pool: Any, side: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
+def _graph_of(work: Callable[[], T], pool: Any, side: torch.cuda.Stream) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of `work`, and what it returned."""
     graph = torch.cuda.CUDAGraph()
     capture = torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local")

@@ -40,7 +40,7 @@ class Kernels:
         """The kernel that runs these plans in one launch, and the values that are its arguments: inputs,
         outputs. What two plans read is passed to each, so that their bodies stay apart.
         """
-        unmoved = functools.partial(self._unmoved, buffers)
+        moved = functools.partial(self._moved, buffers)
         read: list[Node] = []
         written: list[Node] = []
         names: list[Node] = []
@@ -48,7 +48,7 @@ class Kernels:
         for plan in plans:
             leaves: dict[Node, Node] = {}
             writes = _in_order(plan)
-            outputs.extend(_body(plan, writes, leaves, len(read), unmoved))
+            outputs.extend(_body(plan, writes, leaves, len(read), moved))
             read.extend(leaves)
             names.extend(leaves.values())
             written.extend(writes)
@@ -62,14 +62,12 @@ class Kernels:
             self._known[key] = Kernel(name, body, inputs, made)
         return self._known[key], tuple(read), tuple(written)
 
-    def _unmoved(self, buffers: Mapping[Node, Buffer], node: Node) -> Node:
-        """The value that `node` is in another shape, or repeats: the kernel reads that, and moves it.
+    def _moved(self, buffers: Mapping[Node, Buffer], node: Node) -> bool:
+        """Whether `node` is a value in another shape, or repeats one: the kernel reads that, and moves it.
 
         Where a permute or a slice lies is better said by strides.
         """
-        while node in self.views and node.op.name in _MOVES and buffers[node.inputs[0]].is_contiguous:
-            node = node.inputs[0]
-        return node
+        return node in self.views and node.op.name in _MOVES and buffers[node.inputs[0]].is_contiguous
 
 
 def _in_order(plan: KernelPlan) -> tuple[Node, ...]:
@@ -86,16 +84,16 @@ def _body(
     writes: tuple[Node, ...],
     leaves: dict[Node, Node],
     first: int,
-    unmoved: Callable[[Node], Node],
+    moved: Callable[[Node], bool],
 ) -> tuple[Node, ...]:
     """The outputs over leaves; `leaves` gets a leaf for each value read, as they are met, `x{first}` on.
 
-    What is `unmoved` alike has one leaf, so that it is read, and computed with, once.
+    What is `moved` is made from the leaf of its operand, so that this is read, and computed with, once.
     """
     made: dict[Node, Node] = {}
 
     def leaf(node: Node) -> Node:
-        if unmoved(node) is not node:
+        if moved(node):
             return Node.make(node.op, (leaf(node.inputs[0]),), node.attrs)
         if node not in leaves:
             leaves[node] = input_op(name=f"x{first + len(leaves)}", shape=node.shape, dtype=node.dtype)

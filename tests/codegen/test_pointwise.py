@@ -266,3 +266,16 @@ def test_what_is_one_value_for_a_tile_of_columns_is_read_once() -> None:
     kernel = build(body, "f32[6,4096]", "f32[6,1]", "f32[4]")
     check(kernel)
     assert "cols // 1024" not in generate(kernel, Target.parse("cuda:90")).text
+
+
+def test_a_boolean_is_made_of_what_memory_would_hold() -> None:
+    """Products of 16 bits that underflow, or overflow, do so whether they are stored or not."""
+
+    def body(x: Node) -> tuple[Node, ...]:
+        square = mul(x, x)
+        return cast(square, torch.bool), eq(square, constant(float("inf"), square)), square
+
+    x = torch.tensor([1e-4, 1.0, 300.0], dtype=torch.float16)
+    positive, infinite, square = run(build(body, "f16[3]"), [x])
+    assert positive.tolist() == (square != 0).tolist() == [False, True, True]
+    assert infinite.tolist() == square.isinf().tolist() == [False, False, True]
