@@ -58,6 +58,7 @@ class Shape:
     passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     slow          exponentials and the like at a point
+    run           columns side by side of which some input has one element; 0 where none has
     """
 
     rows: int
@@ -68,6 +69,7 @@ class Shape:
     passes: int = 2
     peaks: bool = False
     slow: int = 0
+    run: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -134,6 +136,14 @@ def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
     return programs >= target.sms // 2 and (shape.along_cols or shape.cols <= 8192)
 
 
+def keeps_in_l2(shape: Shape, read_later: bool, target: Target) -> bool:
+    """Whether loops over a row ask that it stays in the L2 till the last of them.
+
+    What else a later kernel finds there goes then: where it reads the same rows, only long rows ask.
+    """
+    return not read_later or target.sms * shape.row_bytes > 3 * L2_BYTES // 4
+
+
 def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     """Tiles of a row nest; `sums` where sums over rows are accumulated beside it."""
     width = pow2(shape.cols)
@@ -145,33 +155,48 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return _summed_rows_config(shape, width, target)
     if sums and width == WHOLE_ROW // 2 and shape.words < 4:
         return Config(1, width, 16, 1, 2 * target.sms)  # as RMSNorm's: of two sums, they would spill
-    if sums:
-        return Config(1, WHOLE_ROW // 4, 16, 1)  # not held whole, so the sums get a nest of their own
-    if width == WHOLE_ROW and shape.peaks and shape.passes > 1:
-        return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
-    if width >= WHOLE_ROW and shape.passes == 1:
-        return Config(1, 4096, 4 if shape.peaks else 8, 1)
-    if (
-        WHOLE_ROW // 2 <= width <= WHOLE_ROW
-        and shape.passes > 1
-        and shape.reads == (2, 2)
-        and shape.words <= 3
-    ):
-        return Config(1, width, 16, 1)  # as a norm of a sum, which is what is held, or softmax's backward
+    if sums:  # not held whole: sums over rows get a nest of their own, those over all points do not
+        return Config(1, _loop_tile(shape), 32, 1) if width > WHOLE_ROW else Config(1, 8192, 16, 1)
+    if width >= WHOLE_ROW:
+        return _long_rows_config(shape, width, target)
+    if width == WHOLE_ROW // 2 and _holds_a_sum(shape):
+        return Config(1, width, 16, 1)
     if width == WHOLE_ROW // 2 and shape.words >= 3:
         return Config(1, 4096, 16, 1)
-    if width == WHOLE_ROW:
-        return Config(1, 8192, 32, 1)
-    if width > WHOLE_ROW:
-        # Each phase reads the rows again: those in flight should fit the L2 together.
-        resident = max(1, min(4, L2_BYTES // (target.sms * max(shape.row_bytes, 1))))
-        warps = {1: 32, 2: 16, 3: 16, 4: 8}[resident]
-        # 16 points a thread; of many words a point, 8, or they would not fit its registers
-        return Config(1, (512 if shape.words < 4 else 256) * warps, warps, 1, resident * target.sms)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
     return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
+
+
+def _holds_a_sum(shape: Shape) -> bool:
+    """Whether little is held but two tensors of 16 bits: in a norm of a sum, or softmax's backward."""
+    return shape.reads == (2, 2) and shape.words <= 3 and shape.passes > 1
+
+
+def _long_rows_config(shape: Shape, width: int, target: Target) -> Config:
+    """Rows of 16385 elements or more: in registers where they are read once so, else in tiles of a loop."""
+    if shape.passes == 1:
+        return Config(1, 4096, 4 if shape.peaks else 8, 1)
+    if width == WHOLE_ROW and shape.peaks:
+        return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
+    if width == WHOLE_ROW and _holds_a_sum(shape):
+        return Config(1, width, 16, 1)
+    if shape.run and shape.run % 4096 == 0 and (width == WHOLE_ROW or shape.cols % 16384):
+        return Config(1, 4096, 16, 1)  # within a run, and all of it filled
+    if width == WHOLE_ROW:
+        return Config(1, 8192, 32, 1)
+    # Few programs: each loop reads the rows again, so those in flight should fit the L2 together.
+    if shape.peaks and 2 * target.sms * shape.row_bytes <= L2_BYTES:
+        return Config(1, 8192, 16, 1)
+    if shape.reads == (2, 2) and shape.words < 2:
+        return Config(1, 32768, 32, 1)  # as softmax's backward
+    return Config(1, _loop_tile(shape), 32, 1)
+
+
+def _loop_tile(shape: Shape) -> int:
+    """Columns of a tile of 32 warps: more would not fit the registers."""
+    return 16384 if shape.words < 4 else 8192
 
 
 def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:

@@ -186,12 +186,14 @@ class _Renderer:
 
     def bind_tile(self, scope: Scope, tile: Value) -> None:
         """Binds the number of the tile of rows, for what is one value for all of its rows."""
-        size = self.nest.config.block_rows
-        numbers = Axis("tile", -(-self.rows.size // size))
+        self.bind_number(scope, self.rows, tile.template, self.nest.config.block_rows)
+
+    def bind_number(self, scope: Scope, axis: Axis, text: str, size: int) -> None:
+        numbers = Axis(f"tile of {axis.name}", -(-axis.size // size))
         scope.axes |= {numbers}
         own = frozenset({numbers})
-        self.tile.axes[numbers] = AxisTile(Value(tile.template, axes=own, inline=True))
-        self.tile.tiles[self.rows] = numbers, size
+        self.tile.axes[numbers] = AxisTile(Value(text, axes=own, inline=True))
+        self.tile.tiles[axis] = numbers, size
 
     def bind_cols(self, scope: Scope, tile: Value | None, start: str = "") -> None:
         scope.axes |= {self.cols}
@@ -204,7 +206,9 @@ class _Renderer:
             return
         text = self.widened("tl.arange(0, BLOCK_COLS)")
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
-        text = f"{start} + {text}" if start else text
+        if start:
+            text = f"{start} + {text}"
+            self.bind_number(scope, self.cols, f"{start} // BLOCK_COLS", self.nest.config.block_cols)
         if not self.flat:
             text = f"({text})[None, :]" if "+" in text else f"{text}[None, :]"
         self.bind(self.cols, text, "cols", self.nest.config.block_cols)

@@ -23,6 +23,7 @@ from egcompile.codegen.heuristics import (
     Shape,
     balanced,
     columns_config,
+    keeps_in_l2,
     keeps_rows,
     pow2,
     rows_config,
@@ -66,6 +67,7 @@ class Nest:
     writes    outputs at each point or row
     partials  reductions over rows, with the outputs `after` that are made from them
     parts     programs that share the rows
+    keeps     whether rows that several loops read should stay in the L2 from one to the next
     """
 
     kind: str
@@ -78,6 +80,7 @@ class Nest:
     after: tuple[Write, ...]
     config: Config
     parts: int
+    keeps: bool = False
 
     @property
     def whole(self) -> bool:
@@ -168,6 +171,22 @@ def _read_at_points(nodes: Collection[Node], kernel: Kernel, layout: Layout) -> 
     found = [(node, buffer) for node, buffer in zip(kernel.body.inputs, kernel.inputs) if node in nodes]
     sizes = [(buffer.distinct_bytes, node.dtype.itemsize) for node, buffer in found]
     return tuple(item for total, item in sizes if 2 * total > layout.points * item)
+
+
+def _run(walk: Walk, kernel: Kernel, layout: Layout) -> int:
+    """Of how many columns side by side an input has one element, as a GroupNorm's weight; 0: none has."""
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    cols, lengths = Index.of(layout.cols), []
+    for node, index in walk.loads:
+        along = [
+            atom
+            for atom, _ in offset(index, buffers[node].strides).terms
+            if layout.cols in Index(((atom, 1),)).axes
+        ]
+        digits = [atom for atom in along if isinstance(atom, Digit) and atom.of == cols]
+        if along and len(digits) == len(along):
+            lengths.append(min(digit.div for digit in digits))
+    return min((n for n in lengths if n > 1), default=0)
 
 
 def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
@@ -274,7 +293,8 @@ def _classify(
     words = sum(reads) / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow)
+    run = _run(walk, kernel, layout)
+    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, run)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
@@ -299,6 +319,7 @@ def _classify(
         after,
         settings,
         max(parts, 1),
+        layout.along_cols and keeps_in_l2(shape, bool(left), target),
     )
     return nest, left
 

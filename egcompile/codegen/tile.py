@@ -52,6 +52,7 @@ class Tile:
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
     hints      names for nodes' values at an index
     tiles      of an axis: the axis of its tiles, of which one is at work, and how long each is
+    evictions  of inputs that a loop reads at each of its points: how soon the L2 should let go of that
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
 
@@ -61,6 +62,7 @@ class Tile:
     other: Callable[[Tile, Node, Indices], Value] | None = None
     hints: Mapping[tuple[Node, Indices], str] = field(default_factory=dict)
     tiles: dict[Axis, tuple[Axis, int]] = field(default_factory=dict)
+    evictions: Mapping[Node, str] = field(default_factory=dict)
     exact: bool = True
 
     def value(self, node: Node, index: Indices, guard: Value | None = None) -> Value:
@@ -124,10 +126,13 @@ class Tile:
                 self.emit(Value("tl.where({0}, {1}, 0)", (guard, self.index(where)), None, axes, "offset")),
             )
             pointer = f"{name} + {{0}}"
-        template = f"tl.load({pointer})"
+        template = f"tl.load({pointer}"
         if mask is not None:
-            template = f"tl.load({pointer}, mask={{{len(operands)}}}, other={_nothing(buffer.type.dtype)})"
+            template += f", mask={{{len(operands)}}}, other={_nothing(buffer.type.dtype)}"
             operands = (*operands, mask)
+        if node in self.evictions and self.scope_of(axes) is self.scopes[-1]:
+            template += f', eviction_policy="{self.evictions[node]}"'
+        template += ")"
         acc = accumulate_dtype(node.dtype)
         if buffer.type.dtype != acc:
             template += f".to({TL_DTYPES[acc]})"

@@ -1,12 +1,13 @@
 """Rows wider than a tile: loops over column tiles, one for each level of reductions and one that writes.
 
 A softmax's largest element and its sum are one loop: the running sum is rescaled where the running largest
-grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax").
+grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). What a later loop reads
+again should stay in the L2 until then, and no longer: eviction policies say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from egcompile.codegen.index import Axis
 from egcompile.codegen.nest import Nest, Partial
@@ -39,15 +40,22 @@ class Phases:
     ) -> None:
         self.nest, self.reducer, self.tile = nest, reducer, reducer.tile
         self.bind_cols, self.accumulate, self.write = bind_cols, accumulate, write
+        self.reads: list[set[Node]] = []  # of each loop
+        self.written = 0  # loops
 
     def render(self, scope: Scope, spans_cols: Callable[[Partial], bool]) -> None:
         """Appends to `scope`, in which the rows are bound."""
         instances = [i for i in self.nest.walk.reductions if one_hot(i[0]) is None]
         levels = self.levels([node for node, _ in self.nest.walk.reductions])
-        for level in range(1, max(levels.values(), default=0) + 1):
-            self.phase(scope, [i for i in instances if levels[i[0]] == level])
         full = [w for w in self.nest.writes if any(self.nest.cols in i.axes for i in w.index)]
         totals = [p for p in self.nest.partials if spans_cols(p)]
+        numbers = sorted({levels[node] for node, _ in instances})
+        phases = [[i for i in instances if levels[i[0]] == number] for number in numbers]
+        operands = [[node.inputs[0] for node, _ in phase] for phase in phases]
+        operands.append([w.node for w in full] + [p.node.inputs[0] for p in totals])
+        self.reads = [self.read_at_points(nodes) for nodes in operands]
+        for phase in phases:
+            self.phase(scope, phase)
         for partial in (p for p in self.nest.partials if p not in totals):
             self.accumulate(partial)
         for write in (w for w in self.nest.writes if w not in full):
@@ -73,8 +81,6 @@ class Phases:
 
     def phase(self, scope: Scope, instances: list[Instance]) -> None:
         """One loop that computes reductions of one level, and their results after it."""
-        if not instances:
-            return
         both = frozenset({self.nest.rows, self.nest.cols})
         sums = {online_pair(node): (node, index) for node, index in instances if online_pair(node)}
         online = {i: sums[i[0]] for i in instances if i[0] in sums}
@@ -106,7 +112,9 @@ class Phases:
         node, index = top
         emit = self.reducer.emit
         x = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
-        tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
+        tile_top = x  # of one element where a tile has but one
+        if self.nest.cols in x.axes:
+            tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
         new = emit(self.reducer.pair(node), largest, tile_top, hint="new_largest", inline=False)
         origin = emit('tl.where({0} == float("-inf"), 0.0, {0})', new, hint="origin", inline=False)
         # The accumulators change below: what reads them is written before, by name or in the same line.
@@ -126,14 +134,46 @@ class Phases:
         assert operand is not None
         return self.tile.value(node.inputs[0], operand)
 
+    def read_at_points(self, operands: Sequence[Node]) -> set[Node]:
+        """The inputs of about one element a point that these are computed from, once all reductions are."""
+        found: set[Node] = set()
+        seen: set[Node] = set()
+        pending = [*operands]
+        done = {node for node, _ in self.nest.walk.reductions}
+        points = self.nest.rows.size * self.nest.cols.size
+        while pending:
+            node = pending.pop()
+            if node in seen or node in done:
+                continue
+            seen.add(node)
+            pending.extend(node.inputs)
+            if node in self.tile.pointers:
+                buffer = self.tile.pointers[node][1]
+                if 2 * buffer.distinct_bytes > points * node.dtype.itemsize:
+                    found.add(node)
+        return found
+
+    def evictions(self) -> dict[Node, str]:
+        """How soon the L2 should let go of what the next loop reads, where several loops read it."""
+        if not self.nest.keeps:
+            return {}
+        n = self.written
+        here, before, after = self.reads[n], self.reads[:n], self.reads[n + 1 :]
+        again = here & set().union(*after)
+        last = here & set().union(*before) - again
+        return dict.fromkeys(again, "evict_last") | dict.fromkeys(last, "evict_first")
+
     def open(self, scope: Scope) -> Scope:
         inner = Scope(scope.axes | {self.nest.cols, START})
         self.tile.scopes.append(inner)
         self.bind_cols(inner)
+        self.tile.evictions = self.evictions()
         return inner
 
     def close(self, scope: Scope, inner: Scope) -> None:
         self.tile.scopes.pop()
+        self.tile.evictions = {}
+        self.written += 1
         config = self.nest.config
         span = f"0, {self.nest.cols.size}, {'BLOCK_COLS' if self.reducer.cols_vector else 1}"
         header = f"for start in range({span}):"

@@ -2,7 +2,7 @@
 
 A named kernel is planned for itself, and what reads it is another, which reads the rows again: an
 activation after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are
-short enough for the chip and many enough to fill it, one kernel does both.
+short enough for the L2 and many enough to fill the GPU, one kernel does both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from egcompile.schedule.pairs import Base, bases, in_pairs
 NORMS = ("group_moments", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 """Named kernels of rows that are the last axes of their first operand."""
 
-LONGEST_ROW = 32768
-"""What a program holds in registers, at most."""
+LONGEST_ROW = 2**17
+"""Bytes of a row, at most: a longer one, read again from the L2, is slower than two kernels."""
 
 FEWEST_ROWS = 64
 """With fewer, programs that own a row each would leave most of the GPU idle."""
@@ -40,7 +40,7 @@ def _follows(first: KernelPlan, second: KernelPlan, base: Base, buffers: Mapping
         return False
     points = first.root.inputs[0].tensor.numel
     rows = min(type.numel for type in first.root.type)
-    if rows < FEWEST_ROWS or points > rows * LONGEST_ROW:
+    if rows < FEWEST_ROWS or points * first.root.inputs[0].dtype.itemsize > rows * LONGEST_ROW:
         return False
     for node in (*second.nodes, second.root):
         moves = node.op.kind is Kind.MOVEMENT and node.op.name not in ("reshape", "expand")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -299,6 +300,56 @@ def test_outputs_of_unrelated_sizes() -> None:
         return softmax(x, dim=1), mul(y, y), sum(y, dims=(0,))
 
     check(build(body, "f32[6,10]", "f32[7,3]"), **CLOSE)
+
+
+@pytest.mark.parametrize("config", [NARROW, Config(block_rows=4, block_cols=32), Config(block_cols=64), None])
+@pytest.mark.parametrize("op", [softmax, log_softmax, sum, mean, amax])
+def test_what_many_columns_share(op: Callable[..., Node], config: Config | None) -> None:
+    """Read once a tile where a tile lies within such a run: alone, and with what differs between points."""
+
+    def of_runs(p: Node) -> Node:
+        return reshape(broadcast_to(reshape(p, shape=(6, 4, 1)), (6, 4, 32)), shape=(6, 128))
+
+    def reduced(x: Node) -> Node:
+        return op(x, dim=1) if op in (softmax, log_softmax) else op(x, dims=(1,))
+
+    def body(x: Node, p: Node) -> tuple[Node, ...]:
+        both = add(x, of_runs(p))
+        return reduced(of_runs(p)), reduced(both), mul(of_runs(p), softmax(both, dim=1))
+
+    check(build(body, "f32[6,128]", "f32[6,4]"), config, **CLOSE)
+
+
+def test_a_weight_of_many_columns_is_no_vector() -> None:
+    kernel = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,64,64]", "bf16[256]")
+    assert "start // BLOCK_COLS" in source(kernel).text
+    ragged = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,62,62]", "bf16[256]")
+    assert "cols // 3844" in source(ragged).text
+
+
+def policies(kernel: Kernel) -> list[str]:
+    """Of each load with an eviction policy in the kernel's first nest: the parameter and the policy."""
+    first = source(kernel).text.split("@triton.jit")[1]
+    return re.findall(r'(\w+)_ptr \+ [^=\n]*eviction_policy="evict_(\w+)"', first)
+
+
+def test_rows_stay_in_the_l2_until_their_last_loop() -> None:
+    x, w = "bf16[1024,65536]", "bf16[65536]"
+    assert policies(build(norm, x, w)) == [("x", "last"), ("x", "first")]
+    assert policies(build(lambda x: softmax(x, dim=1), x)) == [("x", "last"), ("x", "first")]
+    assert policies(build(lambda x: sum(x, dims=(1,)), x)) == []  # one loop
+    assert policies(build(norm, "bf16[16384,4096]", "bf16[4096]")) == []  # held whole
+
+
+def test_rows_that_a_later_nest_reads_ask_for_less() -> None:
+    def backward(n: int) -> Kernel:
+        x, w, s = f"f32[1024,{n}]", f"f32[{n}]", "f32[1024,1]"
+        return build(layer_norm_backward, x, w, s, s, x)
+
+    assert policies(backward(16384)) == []
+    assert sorted(policies(backward(32768))) == [
+        (name, policy) for name in ("v", "x") for policy in ("first", "last")
+    ]
 
 
 def test_wide_rows_with_column_sums_take_two_nests() -> None:
