@@ -15,6 +15,7 @@ class Target:
     flops          dense 16-bit matrix operations a second (`flops_fp32`: without tensor cores)
     launch         seconds that one more kernel costs
     shared_memory  bytes that one program may hold on chip
+    l2             bytes that the cache between SMs and memory holds
     """
 
     name: str
@@ -22,6 +23,7 @@ class Target:
     arch: int
     sms: int
     shared_memory: int
+    l2: int
     bandwidth: float
     flops: float
     flops_fp32: float
@@ -54,9 +56,9 @@ class Target:
 TARGETS: dict[str, Target] = {
     t.name: t
     for t in (
-        Target("cpu", "cpu", 0, 1, 0, 2e10, 1e11, 1e11, 1e-6),
-        Target("cuda:80", "cuda", 80, 108, 163 * 1024, 1.7e12, 2.5e14, 1.8e13, 2e-6),
-        Target("cuda:90", "cuda", 90, 132, 227 * 1024, 4.2e12, 7.0e14, 5.0e13, 2e-6),
-        Target("cuda:100", "cuda", 100, 148, 227 * 1024, 7.0e12, 1.6e15, 7.0e13, 2e-6),
+        Target("cpu", "cpu", 0, 1, 0, 0, 2e10, 1e11, 1e11, 1e-6),
+        Target("cuda:80", "cuda", 80, 108, 163 * 1024, 40_000_000, 1.7e12, 2.5e14, 1.8e13, 2e-6),
+        Target("cuda:90", "cuda", 90, 132, 227 * 1024, 50_000_000, 4.2e12, 7.0e14, 5.0e13, 2e-6),
+        Target("cuda:100", "cuda", 100, 148, 227 * 1024, 126_000_000, 7.0e12, 1.6e15, 7.0e13, 2e-6),
     )
 }

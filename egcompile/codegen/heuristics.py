@@ -17,8 +17,8 @@ WHOLE_ROW = 32768
 MOST_PARTS = 8
 """Programs an SM that share the rows of one column: another kernel adds up what each has."""
 
-L2_BYTES = 40_000_000
-"""What an A100, the smallest target here, holds in its L2; an H200 holds 50 MB."""
+RUN_TILE = 4096
+"""Columns of a tile that lies within a run of columns which share an element of some input."""
 
 BACKWARDS = 10_000_000
 """Bytes from which a kernel goes through memory from its end, where what the one before left is in the L2."""
@@ -58,7 +58,7 @@ class Shape:
     passes        over a row that is not held whole
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     slow          exponentials and the like at a point
-    run           columns side by side of which some input has one element; 0 where none has
+    runs          lengths of runs of columns that share an element of some input, as of a GroupNorm's weight
     """
 
     rows: int
@@ -69,7 +69,7 @@ class Shape:
     passes: int = 2
     peaks: bool = False
     slow: int = 0
-    run: int = 0
+    runs: tuple[int, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -136,12 +136,13 @@ def keeps_rows(shape: Shape, read_again: bool, target: Target) -> bool:
     return programs >= target.sms // 2 and (shape.along_cols or shape.cols <= 8192)
 
 
-def keeps_in_l2(shape: Shape, read_later: bool, target: Target) -> bool:
-    """Whether loops over a row ask that it stays in the L2 till the last of them.
+def keeps_in_l2(shape: Shape, read_again: bool, target: Target) -> bool:
+    """Whether loops over a row ask the L2 to keep it till the last of them.
 
-    What else a later kernel finds there goes then: where it reads the same rows, only long rows ask.
+    That evicts what a later nest, if it reads the same rows again, would find there: then only rows ask of
+    which the L2 could not hold many more than one for each SM.
     """
-    return not read_later or target.sms * shape.row_bytes > 3 * L2_BYTES // 4
+    return not read_again or 5 * target.sms * shape.row_bytes > 3 * target.l2
 
 
 def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
@@ -155,13 +156,11 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return _summed_rows_config(shape, width, target)
     if sums and width == WHOLE_ROW // 2 and shape.words < 4:
         return Config(1, width, 16, 1, 2 * target.sms)  # as RMSNorm's: of two sums, they would spill
-    if sums:  # not held whole: sums over rows get a nest of their own, those over all points do not
+    if sums:  # of rows in tiles, only sums over all points: `_classify` gives others a nest of their own
         return Config(1, _loop_tile(shape), 32, 1) if width > WHOLE_ROW else Config(1, 8192, 16, 1)
     if width >= WHOLE_ROW:
         return _long_rows_config(shape, width, target)
-    if width == WHOLE_ROW // 2 and _holds_a_sum(shape):
-        return Config(1, width, 16, 1)
-    if width == WHOLE_ROW // 2 and shape.words >= 3:
+    if width == WHOLE_ROW // 2 and shape.words >= 3 and not _is_light(shape):
         return Config(1, 4096, 16, 1)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
@@ -169,33 +168,33 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
 
 
-def _holds_a_sum(shape: Shape) -> bool:
-    """Whether little is held but two tensors of 16 bits: in a norm of a sum, or softmax's backward."""
+def _is_light(shape: Shape) -> bool:
+    """Whether little is held but two tensors of 16 bits: as in a norm of a sum, or softmax's backward."""
     return shape.reads == (2, 2) and shape.words <= 3 and shape.passes > 1
 
 
 def _long_rows_config(shape: Shape, width: int, target: Target) -> Config:
-    """Rows of 16385 elements or more: in registers where they are read once so, else in tiles of a loop."""
+    """Rows of 16385 elements or more: held in registers where that is faster than a loop that reads again."""
     if shape.passes == 1:
         return Config(1, 4096, 4 if shape.peaks else 8, 1)
     if width == WHOLE_ROW and shape.peaks:
         return Config(1, width, 32, stages(shape.row_bytes, 1, 3, target), target.sms)
-    if width == WHOLE_ROW and _holds_a_sum(shape):
+    if width == WHOLE_ROW and _is_light(shape):
         return Config(1, width, 16, 1)
-    if shape.run and shape.run % 4096 == 0 and (width == WHOLE_ROW or shape.cols % 16384):
-        return Config(1, 4096, 16, 1)  # within a run, and all of it filled
+    ragged = shape.cols % _loop_tile(shape) != 0
+    if (width == WHOLE_ROW or ragged) and any(run % RUN_TILE == 0 for run in shape.runs):
+        return Config(1, RUN_TILE, 16, 1)
     if width == WHOLE_ROW:
         return Config(1, 8192, 32, 1)
-    # Few programs: each loop reads the rows again, so those in flight should fit the L2 together.
-    if shape.peaks and 2 * target.sms * shape.row_bytes <= L2_BYTES:
-        return Config(1, 8192, 16, 1)
-    if shape.reads == (2, 2) and shape.words < 2:
-        return Config(1, 32768, 32, 1)  # as softmax's backward
+    if shape.peaks and 5 * target.sms * shape.row_bytes <= 2 * target.l2:
+        return Config(1, 8192, 16, 1)  # two programs an SM, whose rows the L2 holds
+    if _is_light(shape) and shape.words < 2:
+        return Config(1, WHOLE_ROW, 32, 1)  # without weights, as softmax's backward
     return Config(1, _loop_tile(shape), 32, 1)
 
 
 def _loop_tile(shape: Shape) -> int:
-    """Columns of a tile of 32 warps: more would not fit the registers."""
+    """Columns of a tile of 32 warps, which leave a thread 64 registers."""
     return 16384 if shape.words < 4 else 8192
 
 

@@ -195,6 +195,17 @@ def _continues(lower: Digit, upper: Atom) -> int | None:
     return None
 
 
+def run_length(where: Index, axis: Axis) -> int:
+    """How many neighbours along a loop axis share a value of the index; 0 where it does not depend on it."""
+    lengths = []
+    for atom, _ in where.terms:
+        if isinstance(atom, Digit) and atom.of == Index.of(axis):
+            lengths.append(atom.div)
+        elif axis in (atom.of.axes if isinstance(atom, Digit) else {atom}):
+            return 1
+    return min(lengths, default=0)
+
+
 def linear(index: Sequence[Index], shape: Sequence[int]) -> Index:
     """The position of `index` in row-major order."""
     total = Index(())

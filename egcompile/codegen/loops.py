@@ -181,19 +181,8 @@ class _Renderer:
         if not self.flat:
             text = f"{text}[:, None]" if tile is None else f"({text})[:, None]"
         if tile is not None:
-            self.bind_tile(scope, tile)
+            self.tile.bind_number(scope, self.rows, tile.template, None, self.nest.config.block_rows)
         self.bind(self.rows, text, "rows", self.nest.config.block_rows)
-
-    def bind_tile(self, scope: Scope, tile: Value) -> None:
-        """Binds the number of the tile of rows, for what is one value for all of its rows."""
-        self.bind_number(scope, self.rows, tile.template, self.nest.config.block_rows)
-
-    def bind_number(self, scope: Scope, axis: Axis, text: str, size: int) -> None:
-        numbers = Axis(f"tile of {axis.name}", -(-axis.size // size))
-        scope.axes |= {numbers}
-        own = frozenset({numbers})
-        self.tile.axes[numbers] = AxisTile(Value(text, axes=own, inline=True))
-        self.tile.tiles[axis] = numbers, size
 
     def bind_cols(self, scope: Scope, tile: Value | None, start: str = "") -> None:
         scope.axes |= {self.cols}
@@ -208,7 +197,8 @@ class _Renderer:
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
         if start:
             text = f"{start} + {text}"
-            self.bind_number(scope, self.cols, f"{start} // BLOCK_COLS", self.nest.config.block_cols)
+            number = self.widened(f"{start} // BLOCK_COLS")
+            self.tile.bind_number(scope, self.cols, number, None, self.nest.config.block_cols)
         if not self.flat:
             text = f"({text})[None, :]" if "+" in text else f"{text}[None, :]"
         self.bind(self.cols, text, "cols", self.nest.config.block_cols)

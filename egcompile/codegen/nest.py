@@ -28,9 +28,9 @@ from egcompile.codegen.heuristics import (
     pow2,
     rows_config,
 )
-from egcompile.codegen.index import Axis, Digit, Index, linear, offset, unravel
+from egcompile.codegen.index import Axis, Digit, Index, linear, offset, run_length, unravel
 from egcompile.codegen.walk import Indices, Walk, Write, align, index_axes, peel, unpeel
-from egcompile.ir.node import Node
+from egcompile.ir.node import Node, topological
 from egcompile.ops.opdef import Kind
 from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
@@ -67,7 +67,7 @@ class Nest:
     writes    outputs at each point or row
     partials  reductions over rows, with the outputs `after` that are made from them
     parts     programs that share the rows
-    keeps     whether rows that several loops read should stay in the L2 from one to the next
+    keeps     whether a row that several loops read should stay in the L2 from one to the next
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Nest:
     after: tuple[Write, ...]
     config: Config
     parts: int
-    keeps: bool = False
+    keeps: bool
 
     @property
     def whole(self) -> bool:
@@ -167,26 +167,28 @@ def holds_rows(reduction: Node, kernel: Kernel, target: Target, config: Config |
 
 
 def _read_at_points(nodes: Collection[Node], kernel: Kernel, layout: Layout) -> tuple[int, ...]:
-    """Bytes of an element of each input that has about one a point; what a view repeats counts once."""
-    found = [(node, buffer) for node, buffer in zip(kernel.body.inputs, kernel.inputs) if node in nodes]
-    sizes = [(buffer.distinct_bytes, node.dtype.itemsize) for node, buffer in found]
-    return tuple(item for total, item in sizes if 2 * total > layout.points * item)
+    """Bytes of an element of each input that has about one a point."""
+    found = inputs_of_points(kernel, layout.points)
+    return tuple(node.dtype.itemsize for node in found if node in nodes)
 
 
-def _run(walk: Walk, kernel: Kernel, layout: Layout) -> int:
-    """Of how many columns side by side an input has one element, as a GroupNorm's weight; 0: none has."""
+def inputs_of_points(kernel: Kernel, points: int) -> list[Node]:
+    """The inputs that have about one element a point; what a view repeats counts once."""
+    pairs = zip(kernel.body.inputs, kernel.inputs)
+    return [node for node, buffer in pairs if 2 * buffer.distinct_bytes > points * node.dtype.itemsize]
+
+
+def _reads_again(kernel: Kernel, left: Sequence[int], layout: Layout) -> bool:
+    """Whether the outputs that another nest computes read what has about one element a point."""
+    below = topological(tuple(kernel.body.outputs[i] for i in left))
+    return any(node in below for node in inputs_of_points(kernel, layout.points))
+
+
+def _runs(walk: Walk, kernel: Kernel, layout: Layout) -> tuple[int, ...]:
+    """Lengths of the runs of columns that share an element of some input, as of a GroupNorm's weight."""
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
-    cols, lengths = Index.of(layout.cols), []
-    for node, index in walk.loads:
-        along = [
-            atom
-            for atom, _ in offset(index, buffers[node].strides).terms
-            if layout.cols in Index(((atom, 1),)).axes
-        ]
-        digits = [atom for atom in along if isinstance(atom, Digit) and atom.of == cols]
-        if along and len(digits) == len(along):
-            lengths.append(min(digit.div for digit in digits))
-    return min((n for n in lengths if n > 1), default=0)
+    found = (run_length(offset(index, buffers[node].strides), layout.cols) for node, index in walk.loads)
+    return tuple(sorted({n for n in found if n > 1}))
 
 
 def _feeds_more(reduction: Node, nodes: Sequence[Node]) -> bool:
@@ -293,13 +295,13 @@ def _classify(
     words = sum(reads) / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    run = _run(walk, kernel, layout)
-    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, run)
+    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, _runs(walk, kernel, layout))
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
         wide = [i for i, _, found in sums if not all(p.total for p in found)]
         sums, left = [s for s in sums if s[0] not in wide], sorted({*left, *wide})
+        # `shape` still counts them: the tiles of what is left were measured by that.
         settings = _settings(layout, shape, bool(sums), target, config)
     if not others and not sums:
         return None, left
@@ -307,6 +309,8 @@ def _classify(
     shares = bool(sums) or (layout.kind == "rows" and settings.num_stages > 1)
     parts = balanced(tiles_of_rows, min(settings.programs or 4 * target.sms, tiles_of_rows)) if shares else 1
     partials = {p.node: p for _, _, found in sums for p in found}
+    loops = layout.kind == "rows" and layout.along_cols and settings.block_cols < layout.cols.size
+    keeps = loops and keeps_in_l2(shape, _reads_again(kernel, left, layout), target)
     after = tuple(_after(write, kernel, i, partials) for i, write, _ in sums)
     nest = Nest(
         layout.kind,
@@ -319,7 +323,7 @@ def _classify(
         after,
         settings,
         max(parts, 1),
-        layout.along_cols and keeps_in_l2(shape, bool(left), target),
+        keeps,
     )
     return nest, left
 

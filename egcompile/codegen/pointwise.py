@@ -15,7 +15,7 @@ from egcompile.codegen.heuristics import (
     repeating_config,
     transposing_config,
 )
-from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index, regroup, unravel
+from egcompile.codegen.index import Axis, Index, offset, operand_index, regroup, run_length, unravel
 from egcompile.codegen.source import JitFunction, is_backwards, is_large
 from egcompile.codegen.text import Value
 from egcompile.codegen.tile import AxisTile, Scope, Tile
@@ -124,12 +124,7 @@ def _row_length(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) 
     What belongs to a row is then read and computed once a program, not once a point.
     """
     buffers = dict(zip(kernel.body.inputs, kernel.inputs))
-    lengths = []
-    for node, index in walk.loads:
-        where = offset(index, buffers[node].strides)
-        digits = [a for a, _ in where.terms if isinstance(a, Digit) and a.of == Index.of(points)]
-        if where.terms and len(digits) == len(where.terms):
-            lengths.append(min(digit.div for digit in digits))
+    lengths = [run_length(offset(index, buffers[node].strides), points) for node, index in walk.loads]
     rows = {math.prod(sizes[i:]) for i in range(1, len(sizes))}
     long = [n for n in lengths if n >= 512 and n in rows and n < points.size]
     return min(long, default=None)
@@ -247,10 +242,7 @@ def _tiled(
         if axis in tile.axes:
             continue
         if number_text != "0":  # what is one value for all of a tile is read once
-            numbers = Axis(f"tile of {axis.name}", -(-axis.size // constants[block]))
-            tile.scopes[0].axes |= {numbers}
-            tile.axes[numbers] = AxisTile(tile.emit(Value(number_text, (pid,), axes=frozenset({numbers}))))
-            tile.tiles[axis] = numbers, constants[block]
+            tile.bind_number(tile.scopes[0], axis, number_text, pid, constants[block])
         own = frozenset({axis})
         lanes = widened(f"tl.arange(0, {block})", kernel)
         text = lanes if number_text == "0" else f"{number_text} * {block} + {lanes}"

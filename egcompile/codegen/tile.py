@@ -52,7 +52,7 @@ class Tile:
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
     hints      names for nodes' values at an index
     tiles      of an axis: the axis of its tiles, of which one is at work, and how long each is
-    evictions  of inputs that a loop reads at each of its points: how soon the L2 should let go of that
+    evictions  inputs, and the `eviction_policy` of their loads in the innermost scope
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
 
@@ -130,7 +130,7 @@ class Tile:
         if mask is not None:
             template += f", mask={{{len(operands)}}}, other={_nothing(buffer.type.dtype)}"
             operands = (*operands, mask)
-        if node in self.evictions and self.scope_of(axes) is self.scopes[-1]:
+        if node in self.evictions and self.scope_of(axes) is self.scopes[-1]:  # what is outside is few bytes
             template += f', eviction_policy="{self.evictions[node]}"'
         template += ")"
         acc = accumulate_dtype(node.dtype)
@@ -176,6 +176,17 @@ class Tile:
         return self.emit(Value(template, conditions, torch.bool, axes, "mask"))
 
     # ---- indices ----
+
+    def bind_number(self, scope: Scope, axis: Axis, number: str, pid: Value | None, size: int) -> None:
+        """Binds which tile of an axis, of `size` each, is at work: for what is one value for all of it.
+
+        `number` is its text, in which `{0}` is `pid`.
+        """
+        numbers = Axis(f"tile of {axis.name}", -(-axis.size // size))
+        scope.axes |= {numbers}
+        value = Value(number, (pid,) if pid else (), axes=frozenset({numbers}))
+        self.axes[numbers] = AxisTile(self.emit(value) if pid else value)
+        self.tiles[axis] = numbers, size
 
     def of_tile(self, where: Index) -> Index:
         """The same index, but of a tile's number what is one for all of it: `rows // 4096` in tiles of 32."""

@@ -1,14 +1,14 @@
 """Rows wider than a tile: loops over column tiles, one for each level of reductions and one that writes.
 
 A softmax's largest element and its sum are one loop: the running sum is rescaled where the running largest
-grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). What a later loop reads
-again should stay in the L2 until then, and no longer: eviction policies say so.
+grows (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
+from egcompile.codegen.evictions import Instance, evictions
 from egcompile.codegen.index import Axis
 from egcompile.codegen.nest import Nest, Partial
 from egcompile.codegen.reduce import Reducer, one_hot, shifted_exp
@@ -16,8 +16,6 @@ from egcompile.codegen.text import Line, Loop, Value
 from egcompile.codegen.tile import Scope
 from egcompile.codegen.walk import Indices, Write
 from egcompile.ir.node import Node, topological
-
-Instance = tuple[Node, Indices]
 
 START = Axis("start", 0)
 """Stands for the loop over column tiles in the axes of values that change with it."""
@@ -40,8 +38,6 @@ class Phases:
     ) -> None:
         self.nest, self.reducer, self.tile = nest, reducer, reducer.tile
         self.bind_cols, self.accumulate, self.write = bind_cols, accumulate, write
-        self.reads: list[set[Node]] = []  # of each loop
-        self.written = 0  # loops
 
     def render(self, scope: Scope, spans_cols: Callable[[Partial], bool]) -> None:
         """Appends to `scope`, in which the rows are bound."""
@@ -51,17 +47,16 @@ class Phases:
         totals = [p for p in self.nest.partials if spans_cols(p)]
         numbers = sorted({levels[node] for node, _ in instances})
         phases = [[i for i in instances if levels[i[0]] == number] for number in numbers]
-        operands = [[node.inputs[0] for node, _ in phase] for phase in phases]
-        operands.append([w.node for w in full] + [p.node.inputs[0] for p in totals])
-        self.reads = [self.read_at_points(nodes) for nodes in operands]
-        for phase in phases:
-            self.phase(scope, phase)
+        last = [(w.node, w.index) for w in full] + [(p.node.inputs[0], p.operand) for p in totals]
+        policies = evictions([*(list(map(self.operand_of, phase)) for phase in phases), last], self.nest)
+        for phase, policy in zip(phases, policies):
+            self.phase(scope, phase, policy)
         for partial in (p for p in self.nest.partials if p not in totals):
             self.accumulate(partial)
         for write in (w for w in self.nest.writes if w not in full):
             self.write(write)
         if full or totals:
-            inner = self.open(scope)
+            inner = self.open(scope, policies[-1])
             for partial in totals:
                 self.accumulate(partial)
             for write in full:
@@ -79,7 +74,7 @@ class Phases:
                 levels[node] = max(below, default=0) + (one_hot(node) is None)
         return levels
 
-    def phase(self, scope: Scope, instances: list[Instance]) -> None:
+    def phase(self, scope: Scope, instances: list[Instance], policy: Mapping[Node, str]) -> None:
         """One loop that computes reductions of one level, and their results after it."""
         both = frozenset({self.nest.rows, self.nest.cols})
         sums = {online_pair(node): (node, index) for node, index in instances if online_pair(node)}
@@ -88,7 +83,7 @@ class Phases:
         accumulators = {i: self.reducer.accumulator(i[0], both, scope) for i in (*online.values(), *plain)}
         for top in online:
             accumulators[top] = self.reducer.accumulator(top[0], frozenset({self.nest.rows}), scope)
-        inner = self.open(scope)
+        inner = self.open(scope, policy)
         for top, total in online.items():
             self.online(top, accumulators[top], accumulators[total], inner)
         for node, index in plain:
@@ -112,7 +107,7 @@ class Phases:
         node, index = top
         emit = self.reducer.emit
         x = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
-        tile_top = x  # of one element where a tile has but one
+        tile_top = x  # which may be one value for the tile, or for the row, and then before the loop
         if self.nest.cols in x.axes:
             tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
         new = emit(self.reducer.pair(node), largest, tile_top, hint="new_largest", inline=False)
@@ -130,50 +125,24 @@ class Phases:
         return self.reducer.emit(nan, largest, total, hint="total", inline=False)
 
     def operand(self, node: Node, index: Indices) -> Value:
-        operand = self.nest.walk.descend(node, index)
+        return self.tile.value(*self.operand_of((node, index)))
+
+    def operand_of(self, reduction: Instance) -> Instance:
+        operand = self.nest.walk.descend(*reduction)
         assert operand is not None
-        return self.tile.value(node.inputs[0], operand)
+        return reduction[0].inputs[0], operand
 
-    def read_at_points(self, operands: Sequence[Node]) -> set[Node]:
-        """The inputs of about one element a point that these are computed from, once all reductions are."""
-        found: set[Node] = set()
-        seen: set[Node] = set()
-        pending = [*operands]
-        done = {node for node, _ in self.nest.walk.reductions}
-        points = self.nest.rows.size * self.nest.cols.size
-        while pending:
-            node = pending.pop()
-            if node in seen or node in done:
-                continue
-            seen.add(node)
-            pending.extend(node.inputs)
-            if node in self.tile.pointers:
-                buffer = self.tile.pointers[node][1]
-                if 2 * buffer.distinct_bytes > points * node.dtype.itemsize:
-                    found.add(node)
-        return found
-
-    def evictions(self) -> dict[Node, str]:
-        """How soon the L2 should let go of what the next loop reads, where several loops read it."""
-        if not self.nest.keeps:
-            return {}
-        n = self.written
-        here, before, after = self.reads[n], self.reads[:n], self.reads[n + 1 :]
-        again = here & set().union(*after)
-        last = here & set().union(*before) - again
-        return dict.fromkeys(again, "evict_last") | dict.fromkeys(last, "evict_first")
-
-    def open(self, scope: Scope) -> Scope:
+    def open(self, scope: Scope, policy: Mapping[Node, str]) -> Scope:
         inner = Scope(scope.axes | {self.nest.cols, START})
         self.tile.scopes.append(inner)
         self.bind_cols(inner)
-        self.tile.evictions = self.evictions()
+        self.tile.evictions = policy
         return inner
 
     def close(self, scope: Scope, inner: Scope) -> None:
         self.tile.scopes.pop()
         self.tile.evictions = {}
-        self.written += 1
+        self.tile.tiles.pop(self.nest.cols, None)
         config = self.nest.config
         span = f"0, {self.nest.cols.size}, {'BLOCK_COLS' if self.reducer.cols_vector else 1}"
         header = f"for start in range({span}):"

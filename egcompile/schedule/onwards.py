@@ -1,4 +1,4 @@
-"""A norm's kernel goes on with the pointwise work behind it, while its rows are on chip.
+"""A norm's kernel goes on with the pointwise work behind it, while its rows are on chip or in the L2.
 
 A named kernel is planned for itself, and what reads it is another, which reads the rows again: an
 activation after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are
@@ -18,8 +18,8 @@ from egcompile.schedule.pairs import Base, bases, in_pairs
 NORMS = ("group_moments", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 """Named kernels of rows that are the last axes of their first operand."""
 
-LONGEST_ROW = 2**17
-"""Bytes of a row, at most: a longer one, read again from the L2, is slower than two kernels."""
+LONGEST_ROW_BYTES = 2**17
+"""Of the first operand: longer rows of a group norm are faster in two kernels than read again from the L2."""
 
 FEWEST_ROWS = 64
 """With fewer, programs that own a row each would leave most of the GPU idle."""
@@ -33,14 +33,14 @@ def onwards(
 
 
 def _follows(first: KernelPlan, second: KernelPlan, base: Base, buffers: Mapping[Node, Buffer]) -> bool:
-    """Whether `first` is a norm of rows on chip, and `second` pointwise work on its points in their order."""
+    """Whether `first` is a norm of shorter rows, and `second` pointwise work on its points in their order."""
     if first.root.op.name not in NORMS or not isinstance(first.root.type, tuple):
         return False
     if bases(second, base).isdisjoint(first.writes):
         return False
     points = first.root.inputs[0].tensor.numel
     rows = min(type.numel for type in first.root.type)
-    if rows < FEWEST_ROWS or points * first.root.inputs[0].dtype.itemsize > rows * LONGEST_ROW:
+    if rows < FEWEST_ROWS or points * first.root.inputs[0].dtype.itemsize > rows * LONGEST_ROW_BYTES:
         return False
     for node in (*second.nodes, second.root):
         moves = node.op.kind is Kind.MOVEMENT and node.op.name not in ("reshape", "expand")

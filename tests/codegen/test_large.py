@@ -113,6 +113,14 @@ def _kernels(log: int) -> dict[str, Kernel]:
         made[f"{name}, channels last"] = build(function, *types, strides=strides)
     made["columns, transposed"] = build(lambda x: sum(x, dims=(0,)), f(rows, 4096), strides=[(1, rows)])
     made["softmax, transposed"] = build(lambda x: softmax(x, dim=1), f(rows, 4096), strides=[(1, rows)])
+    rowwise = f(n >> 24, 256, 2**16), f(n >> 24, 256)
+    made["softmax of runs, far apart"] = build(
+        lambda x, c: softmax(
+            reshape(mul(x, broadcast_to(reshape(c, (*c.shape, 1)), x.shape)), (n >> 24, 2**24)), dim=1
+        ),
+        *rowwise,
+        strides=[None, (2**16, n >> 8)],
+    )
     made["flat, with gaps"] = build(lambda x: exp(x), f(8, 16), strides=[(n >> 3, n >> 8)])
     made["row norm, with gaps"] = build(
         lambda x, w: rms_norm(x, w, 1e-5, False), f(16, 512), f(512), strides=[(n >> 4, 1), None]

@@ -20,6 +20,7 @@ from egcompile.ops import (
     batch_moments,
     broadcast_to,
     cast,
+    cat,
     constant,
     cross_entropy,
     cross_entropy_backward,
@@ -29,12 +30,14 @@ from egcompile.ops import (
     mean,
     mul,
     neg,
+    pad,
     permute,
     reshape,
     rms_norm,
     rms_norm_backward,
     rms_norm_backward_add,
     rsqrt,
+    slice_,
     softmax,
     softmax_backward,
     sub,
@@ -320,25 +323,49 @@ def test_what_many_columns_share(op: Callable[..., Node], config: Config | None)
     check(build(body, "f32[6,128]", "f32[6,4]"), config, **CLOSE)
 
 
+@pytest.mark.parametrize("config", [NARROW, Config(block_rows=4, block_cols=32), Config(block_cols=16)])
+def test_what_many_columns_share_in_a_part_of_the_row(config: Config) -> None:
+    """The last tile is masked, a run is cut, or another operand is beside it."""
+
+    def of_runs(p: Node) -> Node:
+        return reshape(broadcast_to(reshape(p, shape=(6, 4, 1)), (6, 4, 32)), shape=(6, 128))
+
+    def body(x: Node, p: Node) -> tuple[Node, ...]:
+        cut = slice_(of_runs(p), axis=1, start=0, stop=100, step=1)
+        beside = cat(of_runs(p), x, axis=1)
+        padded = pad(of_runs(p), axis=1, before=3, after=5, step=1)
+        return tuple(f(y, dim=1) for y in (cut, beside, padded) for f in (softmax, log_softmax))
+
+    check(build(body, "f32[6,100]", "f32[6,4]"), config, **CLOSE)
+
+
 def test_a_weight_of_many_columns_is_no_vector() -> None:
     kernel = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,64,64]", "bf16[256]")
-    assert "start // BLOCK_COLS" in source(kernel).text
+    text = source(kernel).text
+    assert re.search(r"tl.load\(y_ptr \+ \w+ \* 8 \+ start // BLOCK_COLS\)", text), text
     ragged = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,62,62]", "bf16[256]")
     assert "cols // 3844" in source(ragged).text
 
 
-def policies(kernel: Kernel) -> list[str]:
-    """Of each load with an eviction policy in the kernel's first nest: the parameter and the policy."""
+def policies(kernel: Kernel) -> list[tuple[str, str]]:
+    """Of each load with an eviction policy in the first nest, which loops over a row: parameter, policy."""
     first = source(kernel).text.split("@triton.jit")[1]
-    return re.findall(r'(\w+)_ptr \+ [^=\n]*eviction_policy="evict_(\w+)"', first)
+    assert "for start in" in first
+    return re.findall(r'tl\.load\((\w+)_ptr\b[^\n]*?eviction_policy="evict_(\w+)"', first)
 
 
 def test_rows_stay_in_the_l2_until_their_last_loop() -> None:
     x, w = "bf16[1024,65536]", "bf16[65536]"
     assert policies(build(norm, x, w)) == [("x", "last"), ("x", "first")]
+    assert policies(build(norm, "bf16[1024,65600]", "bf16[65600]")) == [("x", "last"), ("x", "first")]
     assert policies(build(lambda x: softmax(x, dim=1), x)) == [("x", "last"), ("x", "first")]
     assert policies(build(lambda x: sum(x, dims=(1,)), x)) == []  # one loop
-    assert policies(build(norm, "bf16[16384,4096]", "bf16[4096]")) == []  # held whole
+
+    def by_its_first(x: Node, y: Node) -> Node:
+        row = add(slice_(x, axis=1, start=0, stop=1, step=1), mean(x, dims=(1,)))
+        return mul(y, broadcast_to(row, y.shape))
+
+    assert policies(build(by_its_first, x, x)) == []  # of which the second loop reads only y
 
 
 def test_rows_that_a_later_nest_reads_ask_for_less() -> None:
@@ -347,9 +374,9 @@ def test_rows_that_a_later_nest_reads_ask_for_less() -> None:
         return build(layer_norm_backward, x, w, s, s, x)
 
     assert policies(backward(16384)) == []
-    assert sorted(policies(backward(32768))) == [
-        (name, policy) for name in ("v", "x") for policy in ("first", "last")
-    ]
+    found = policies(backward(32768))
+    assert sorted(found[:2]) == [("v", "last"), ("x", "last")]  # v: the cotangent
+    assert sorted(found[2:]) == [("v", "first"), ("x", "first")]
 
 
 def test_wide_rows_with_column_sums_take_two_nests() -> None:

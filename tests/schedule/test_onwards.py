@@ -92,7 +92,12 @@ def test_a_reader_in_another_order_or_of_sums_stays_apart() -> None:
     assert len(launches(sum(y, dims=(0,)))) == 2
 
 
-@pytest.mark.parametrize("shape", [(8, 64), (64, 40000)], ids=["few rows", "long rows"])
+def test_rows_of_128_kilobytes() -> None:
+    x, w = leaf("x", 64, 32768), leaf("w", 32768)
+    assert len(launches(gelu(layer_norm(x, w, leaf("b", 32768), eps=1e-5)[0]))) == 1
+
+
+@pytest.mark.parametrize("shape", [(8, 64), (64, 32776)], ids=["few rows", "long rows"])
 def test_few_and_long_rows_stay_apart(shape: tuple[int, int]) -> None:
     x, w = leaf("x", *shape), leaf("w", shape[1])
     assert len(launches(gelu(layer_norm(x, w, leaf("b", shape[1]), eps=1e-5)[0]))) == 2
