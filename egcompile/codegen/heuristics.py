@@ -188,7 +188,7 @@ def _long_rows_config(shape: Shape, width: int, target: Target) -> Config:
         return Config(1, 8192, 32, 1)
     if shape.peaks and 5 * target.sms * shape.row_bytes <= 2 * target.l2:
         return Config(1, 8192, 16, 1)  # two programs an SM, whose rows the L2 holds
-    if _is_light(shape) and shape.words < 2:
+    if _is_light(shape) and shape.words < 2 and shape.cols % WHOLE_ROW == 0:
         return Config(1, WHOLE_ROW, 32, 1)  # without weights, as softmax's backward
     return Config(1, _loop_tile(shape), 32, 1)
 

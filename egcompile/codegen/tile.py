@@ -99,6 +99,8 @@ class Tile:
                 return self._cat(node, index, guard)
             case Kind.MOVEMENT, _:
                 return self.value(node.inputs[0], operand_index(node, index), guard)
+        if guard is not None:
+            return self.value(node, index)  # there whatever the lanes
         if self.other is not None:
             return self.other(self, node, index)
         raise CompileError(f"{node.op.name} is no part of a pointwise kernel: {node}")

@@ -339,6 +339,19 @@ def test_what_many_columns_share_in_a_part_of_the_row(config: Config) -> None:
     check(build(body, "f32[6,100]", "f32[6,4]"), config, **CLOSE)
 
 
+@pytest.mark.parametrize("config", [None, NARROW, Config(block_rows=4, block_cols=8)])
+@pytest.mark.parametrize("op", [sum, mean, amax, amin])
+def test_a_reduction_behind_a_guard(op: Callable[..., Node], config: Config | None) -> None:
+    """Of which a loop has the result already, for what reads it without one."""
+
+    def body(x: Node, y: Node) -> tuple[Node, ...]:
+        moved = sub(x, broadcast_to(op(x, dims=(1,)), x.shape))
+        joined = cat(slice_(moved, 1, 0, 70, 1), y, axis=1)
+        return mul(moved, joined), add(moved, pad(slice_(moved, 1, 5, 70, 1), 1, 3, 28, 1))
+
+    check(build(body, "f32[6,96]", "f32[6,26]"), config, **CLOSE)
+
+
 def test_a_weight_of_many_columns_is_no_vector() -> None:
     kernel = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,64,64]", "bf16[256]")
     text = source(kernel).text
