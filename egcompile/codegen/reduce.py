@@ -39,6 +39,7 @@ class Reducer:
         self.flat = not (self.rows_vector and self.cols_vector)
         self.absorbed = _absorbed(nest.kernel)
         self.taken: set[str] = set()
+        self.picked: set[Axis] = set()
 
     def reduce(self, node: Node, value: Value, axis: Axis, masked: bool = True) -> Value:
         """`value` reduced along a loop axis as `node` says; a mean is divided by the axis' size."""
@@ -165,9 +166,10 @@ class Reducer:
         inside = self.emit(f"({{0}} >= 0) & ({{0}} < {size})", at, hint="inside", inline=False)
         self.tile.axes[axis] = AxisTile(at, inside)
         scope.axes |= {axis}
+        self.picked.add(axis)
         picked = self.tile.value(value, (*index[:dim], Index.of(axis), *index[dim + 1 :]))
         zero = literal(0.0, accumulate_dtype(node.dtype))
-        rows = picked.axes - {axis} | at.axes
+        rows = picked.axes - self.picked | at.axes  # what another pick at the same place read, it shares
         return self.tile.emit(
             Value("tl.where({0}, {1}, {2})", (inside, picked, zero), zero.dtype, rows, "picked")
         )

@@ -352,6 +352,18 @@ def test_a_reduction_behind_a_guard(op: Callable[..., Node], config: Config | No
     check(build(body, "f32[6,96]", "f32[6,26]"), config, **CLOSE)
 
 
+@pytest.mark.parametrize("config", [None, NARROW, Config(block_rows=4, block_cols=8)])
+def test_losses_of_one_target(config: Config | None) -> None:
+    """Rows whose target is no class are written too, whichever loss is computed first."""
+
+    def loss(x: Node, target: Node) -> tuple[Node, ...]:
+        each, lse = cross_entropy(x, target, ignore_index=-100)
+        return each, cross_entropy_backward(x, target, lse, each, ignore_index=-100)
+
+    kernel = build(lambda x, y: (*loss(x, y), *loss(mul(x, x), y)), "f32[6,96]", "i64[6]")
+    check(kernel, config, inputs=[torch.randn(6, 96), torch.tensor([5, -100, 0, 95, -100, 33])], **CLOSE)
+
+
 def test_a_weight_of_many_columns_is_no_vector() -> None:
     kernel = build(lambda x, w: group_norm(x, w, 32), "bf16[32,256,64,64]", "bf16[256]")
     text = source(kernel).text
