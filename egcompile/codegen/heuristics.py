@@ -246,6 +246,8 @@ def columns_config(shape: Shape, target: Target) -> Config:
         cols = min(max(1, tile.points // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
     parts = min(tile.resident * target.sms // across, MOST_PARTS * target.sms, -(-shape.rows // (4 * rows)))
+    if parts == 2 and shape.along_cols and cols >= 256:
+        rows, cols, parts = 2 * rows, cols // 2, 1  # as many programs, and no other kernel to add up theirs
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
     return Config(rows, cols, max(1, min(8, rows * cols // (32 * tile.lane))), in_flight, max(1, parts))
 
