@@ -98,7 +98,7 @@ def is_tiled(rows: int, cols: int) -> bool:
 
     Of shorter rows, what repeats is in the L1 when a program needs it again.
     """
-    return cols % 32 == 0 and cols >= 1024 and rows >= 16
+    return cols % 32 == 0 and cols >= 512 and rows >= 16
 
 
 def repeating_config(rows: int, cols: int, reads: int, target: Target) -> Config:

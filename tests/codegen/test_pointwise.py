@@ -233,7 +233,7 @@ def test_what_belongs_to_a_column_is_read_once_for_several_rows(shape: tuple[int
 
 @pytest.mark.parametrize(
     "shape, channels",
-    [((16, 1033), (1033,)), ((4, 2048), (2048,)), ((64, 512), (512,))],
+    [((16, 1033), (1033,)), ((4, 2048), (2048,)), ((64, 480), (480,))],
     ids=["odd rows", "few rows", "short rows"],
 )
 def test_rows_that_fill_no_tiles_are_flat(shape: tuple[int, int], channels: tuple[int]) -> None:
