@@ -21,6 +21,9 @@ from egcompile.runtime._triton import Launch, hooked, prepared
 ALIGNMENT = 16
 """Bytes of the widest access. Triton compiles for pointers that are multiples of it, and for others."""
 
+OPTIONS = {"enable_fp_fusion": True}
+"""Of all kernels: a product and a sum are one instruction. Triton 3.10 no longer does so unless asked."""
+
 
 def direct(function: Any) -> Any:
     """A jit function with the same `function[grid](...)`, for one call site; in the interpreter, itself."""
@@ -62,13 +65,13 @@ class _Direct:
         if launch is None:
             self.launches[key] = self.first(arguments, constants)
         elif hooked():
-            self.function[self.grid](*arguments, **constants)
+            self.function[self.grid](*arguments, **constants, **OPTIONS)
         else:
             launch(current_stream(device), passed)
 
     def first(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Launch:
         """A launch by Triton's dispatch; how to do without it the next time."""
-        kernel = self.function[self.grid](*arguments, **constants)
+        kernel = self.function[self.grid](*arguments, **constants, **OPTIONS)
         self.tensors = all(isinstance(x, Tensor) for x in arguments)
         values = tuple(constants[name] for name in self.function.arg_names[len(arguments) :])
         return prepared(kernel, self.grid, len(arguments), values)
@@ -90,4 +93,4 @@ class _Ahead:
         self.function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
-        return functools.partial(self.function.warmup, grid=grid)
+        return functools.partial(self.function.warmup, grid=grid, **OPTIONS)

@@ -24,6 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from egcompile.runtime import launch
+
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -36,7 +38,8 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+GIVEN = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options that a launcher may give."""
 
 
 class Recorder:
@@ -51,7 +54,7 @@ class Recorder:
 
 
 def compile_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arch: int) -> dict[str, Any]:
-    options = {k: kwargs.pop(k) for k in OPTIONS if k in kwargs}
+    options = {k: kwargs.pop(k) for k in GIVEN if k in kwargs} | launch.OPTIONS
     names = list(function.arg_names)
     values = dict(zip(names, args)) | kwargs
     signature, constants, attrs = {}, {}, {}

@@ -410,6 +410,15 @@ def test_wide_rows_with_column_sums_take_two_nests() -> None:
     check(kernel, NARROW, rtol=1e-4, atol=1e-4)
 
 
+def test_columns_for_programs_in_twos_are_one_programs() -> None:
+    """Half as wide, and no other kernel adds up."""
+    assert jit_functions(build(lambda x: sum(x, dims=(0,)), "bf16[2048,65536]")) == 1
+    assert jit_functions(build(lambda x: sum(x, dims=(0,)), "bf16[2048,16384]")) == 2
+    x = "bf16[2048,32768]"
+    backward = build(lambda *xs: rms_norm_backward(*xs, False), x, "bf16[32768]", "f32[2048,1]", x)
+    assert jit_functions(backward) == 2
+
+
 def test_empty_axes() -> None:
     check(build(lambda x: sum(x, dims=(1,)), "f32[3,0]"))
     check(build(lambda x: mean(x, dims=(1,)), "f32[3,0]"))

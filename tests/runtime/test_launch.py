@@ -32,6 +32,7 @@ class Function:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def dispatch(*arguments: Any, **constants: Any) -> Any:
             self.dispatched.append(arguments)
+            assert constants["enable_fp_fusion"], "which must not depend on Triton's default"
             return SimpleNamespace(function="f", packed_metadata="m", run=self.prepared)
 
         return dispatch
