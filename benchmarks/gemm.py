@@ -34,6 +34,7 @@ except ImportError as error:
         sys.modules[package] = types.ModuleType(package)
         sys.modules[package].__path__ = [str(ROOT / package.replace(".", "/"))]
 
+from benchmarks.environment import needs_gpu  # noqa: E402
 from egcompile import ops  # noqa: E402
 from egcompile.codegen import GemmConfig, generate  # noqa: E402
 from egcompile.codegen.contraction import Contraction  # noqa: E402
@@ -365,6 +366,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epilogues", nargs="*", choices=list(EPILOGUES), default=list(EPILOGUES))
     parser.add_argument("--processes", type=int, default=12, help="that compile ahead; 0 for none")
     options = parser.parse_args(arguments)
+    needs_gpu(parser)
     begun = time.perf_counter()
     shapes: list[Any] = [tuple(map(int, s.split("x"))) for s in options.shapes or ()] or SHAPES
     sites = [(name, size) for size in shapes for name in options.epilogues]

@@ -1,7 +1,7 @@
 """Settings, all from the environment, and the loggers they open.
 
 EGCOMPILE_LOGS       a list out of kernels, graphs, rules, source, passes: what to print on stderr
-EGCOMPILE_CACHE_DIR  where generated source is kept; `egcompile` in the user's cache directory if unset
+EGCOMPILE_CACHE_DIR  where sources and tuned tiles are kept; `egcompile` in the user's cache folder if unset
 EGCOMPILE_CHECK      1 verifies the IR between passes
 EGCOMPILE_DISABLE    1 runs everything eagerly, through PyTorch alone
 """

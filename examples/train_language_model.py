@@ -155,7 +155,8 @@ class Trainer:
                     progress.validation.append((until, self.validate()))
                     self.save()
                 bar.update(until - first)
-                bar.set_postfix_str(f"loss {losses[-1]:.3f}, {progress.speed:,.0f} tokens/s")
+                speed = f", {progress.speed:,.0f} tokens/s" if progress.seconds else ""
+                bar.set_postfix_str(f"loss {losses[-1]:.3f}{speed}")
 
     def _count(self, steps: int, seconds: float) -> None:
         self.progress.tokens += steps * ROWS[self.options.size] * self.model.config.context
