@@ -21,6 +21,10 @@ LONGEST_ROW = 1 << 18
 """Elements of a row that one program reduces; a longer one is split over programs, in a kernel of its own."""
 
 
+BITWISE = frozenset({"amax_backward", "amin_backward"})
+"""Kernels of several loops which all must see the same values: what is computed in each could differ."""
+
+
 class Role(enum.Enum):
     """How an op takes part in kernels, at given types."""
 
@@ -98,6 +102,8 @@ def fusible(
         return f"{root.op.name} is a call of ATen, which reads from memory"
     if root.role is Role.GEMM and (reason := _epilogue(producer, consumer, position, root)):
         return reason
+    if root.op.name in BITWISE and producer.role not in (Role.CONSTANT, Role.MOVEMENT):
+        return f"{root.op.name} finds an extremum, to the bit, among values that are in memory"
     if producer.role is Role.REDUCTION:
         return f"{producer.op.name} across rows is complete only when its kernel ends"
     if carried:

@@ -32,6 +32,7 @@ from egcompile.ops.contraction import bmm, contract_rows, matmul
 from egcompile.ops.convolution import convolution, convolution_transpose, convolution_weight_grad
 from egcompile.ops.core import full, input, iota, out
 from egcompile.ops.evaluate import call, evaluate, evaluate_nodes
+from egcompile.ops.extremum import amax_backward, amin_backward
 from egcompile.ops.fused import (
     linear_act,
     linear_act_backward,

@@ -23,7 +23,9 @@ from egcompile.ops import (
     add_layer_norm,
     add_rms_norm,
     amax,
+    amax_backward,
     amin,
+    amin_backward,
     bmm,
     cast,
     cat,
@@ -198,20 +200,14 @@ def _count(types: Types, attrs: Attrs, index: int) -> float:
     return float(math.prod(types[0].shape[d] for d in attrs["dims"]))
 
 
-def _share(x: Pattern, dims: Any, y: Pattern, ct: Pattern) -> Pattern:
-    """`ct` in equal parts over the elements that attain the extremum; NaN where that is NaN."""
-    hit = where(eq(x, across(y, x)), scalar(1.0, x), scalar(0.0, x))
-    return mul(across(div(ct, sum(hit, dims)), x), hit)
-
-
 vjp(sum, lambda x, dims, ct: across(ct, x))
 vjp(
     mean,
     lambda x, dims, y, ct, n: across(div(ct, scalar(n, y)), x),
     derived={"n": ("float", _count)},
 )
-vjp(amax, lambda x, dims, y, ct: _share(x, dims, y, ct))
-vjp(amin, lambda x, dims, y, ct: _share(x, dims, y, ct))
+vjp(amax, lambda x, dims, y, ct: amax_backward(x, ct, dims))
+vjp(amin, lambda x, dims, y, ct: amin_backward(x, ct, dims))
 
 # ---- contractions ----
 vjp(matmul, lambda a, b, ct: (matmul(ct, transpose(b)), contract_rows(a, ct)))
