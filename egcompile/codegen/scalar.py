@@ -159,8 +159,10 @@ def _cast(node: Node, x: Value) -> Value:
 def rounded(x: Value, dtype: torch.dtype) -> Value:
     """An operand of `dtype` as memory would hold it; what was loaded or cast is rounded already."""
     acc = accumulate_dtype(dtype)
-    if dtype == acc or x.literal is not None or x.template.endswith(f".to({TL_DTYPES[acc]})"):
+    if dtype == acc or x.template.endswith(f".to({TL_DTYPES[acc]})"):
         return x
+    if x.literal is not None:
+        return literal(torch.tensor(x.literal, dtype=dtype, device="cpu").item(), acc)
     return Value(f"{{0}}.to({TL_DTYPES[dtype]}).to({TL_DTYPES[acc]})", (x,), acc, x.axes, x.hint, x.zero)
 
 

@@ -179,6 +179,32 @@ def test_what_was_chosen_is_found_again(name: str, shape: tuple[int, int], budge
     assert error <= 2 * bound + 1e-4, f"{error:.2e}, eager {bound:.2e}"
 
 
+AGAINST_CONSTANTS = {
+    "equal": lambda x: (x == 0.1, x != 0.7),
+    "less": lambda x: (x < 1.2, x <= 0.3),
+    "more": lambda x: (x > 0.7, x >= 0.1),
+    "computed": lambda x: (x * 1.0 > 0.7, x.abs() <= 0.3),
+    "clamp": lambda x: (x.clamp(0.2, 0.7),),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", AGAINST_CONSTANTS)
+def test_a_constant_is_compared_as_its_dtype_holds_it(name: str, dtype: torch.dtype) -> None:
+    """Of values at the bound itself, whose 16 bits lie above or below the decimal that was written."""
+    function = AGAINST_CONSTANTS[name]
+    x = torch.tensor([0.1, 0.2, 0.3, 0.7, 1.2]).to(dtype).requires_grad_()
+    traced = trace(function, [x])
+    ours = run(optimize(traced, target="cuda:90"), traced, [x])
+    assert isinstance(ours, tuple)
+    for found, expected in zip(ours, function(x), strict=True):
+        if expected.dtype == torch.bool:
+            assert torch.equal(found, expected)
+        else:  # the interpreter cuts off what a GPU rounds to bf16, so the gradient alone
+            ours_dx, dx = (torch.autograd.grad(y.sum(), x)[0] for y in (found, expected))
+            assert torch.equal(ours_dx, dx)
+
+
 SHIFTED = {
     "var": lambda x: x.var(-1),
     "std": lambda x: x.std(-1, correction=0),
