@@ -97,18 +97,19 @@ def _refused(extraction: Extraction) -> list[str]:
             while value in extraction.views:
                 value = extraction.views[value]
             if value in writer:
-                reasons[_reason(writer[value], value, reader, node)] += 1
+                settled = value in extraction.settled
+                reasons[_reason(writer[value], value, reader, node, settled)] += 1
     return [f"{count} x {reason}" for reason, count in reasons.most_common()]
 
 
-def _reason(writer: KernelPlan, value: Node, reader: KernelPlan, read: Node) -> str:
+def _reason(writer: KernelPlan, value: Node, reader: KernelPlan, read: Node, settled: bool) -> str:
     producer = Site.of(value.inputs[0] if value.op.kind is Kind.PROJECTION else value)
     root = Site.of(reader.root)
     spaces = {s.space for s in map(Site.of, (value, *writer.nodes)) if s.role is Role.ROW_REDUCTION}
     for consumer in (reader.root, *reader.nodes):
         for position, operand in enumerate(consumer.inputs):
             if operand is read:
-                reason = fusible(producer, Site.of(consumer), position, root, spaces)
+                reason = fusible(producer, Site.of(consumer), position, root, spaces, settled)
                 if reason is not None:
                     return f"{_named(writer)} -> {_named(reader)}: {reason}"
     return f"{_named(writer)} -> {_named(reader)}: apart is cheaper, or the value is needed in memory anyway"

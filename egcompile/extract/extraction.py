@@ -106,12 +106,14 @@ class Extraction:
     kernels   the launches and calls, in no particular order
     views     values that lie in another's memory -> that operand of theirs
     buffers   how each written value, view and input lies; views have their offset in the base
+    settled   values that comparisons must find again, to the bit (`egcompile.extract.settled`)
     """
 
     joint: Joint
     kernels: tuple[KernelPlan, ...]
     views: Mapping[Node, Node]
     buffers: Mapping[Node, Buffer]
+    settled: frozenset[Node]
     stats: Stats
 
     @property
@@ -203,7 +205,7 @@ def _extract(
         greedy_kernels=len(quick.kernels),
         greedy_cost=cost(quick, table, known, costs),
     )
-    return _extraction(egraph, table, plan, layouts, stats, strides)
+    return _extraction(egraph, table, known, plan, layouts, stats, strides)
 
 
 def _first_that_runs(
@@ -254,6 +256,7 @@ def _exact(
 def _extraction(
     egraph: EGraph,
     table: Choices,
+    known: Facts,
     plan: Plan,
     layouts: dict[int, Layout],
     stats: Stats,
@@ -289,7 +292,8 @@ def _extraction(
         given = strides.get(str(node.attr("name")))
         buffers[node] = Buffer.contiguous(node.tensor) if given is None else Buffer(node.tensor, given)
     views = {nodes[c]: nodes[table.operands[n][0]] for c, n in plan.viewed.items()}
-    return Extraction(rebuilt, kernels, views, buffers, stats)
+    settled = frozenset(nodes[c] for c in known.settled if c in nodes)
+    return Extraction(rebuilt, kernels, views, buffers, settled, stats)
 
 
 def _rebuild(table: Choices, picks: Mapping[int, int]) -> dict[int, Node]:

@@ -13,6 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from egcompile.ir.node import Attr, Node, topological
 from egcompile.ir.types import TensorType, ValueType
 from egcompile.ops.opdef import Kind, OpDef
@@ -23,6 +25,8 @@ LONGEST_ROW = 1 << 18
 
 BITWISE = frozenset({"amax_backward", "amin_backward"})
 """Kernels of several loops which all must see the same values: what is computed in each could differ."""
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 class Role(enum.Enum):
@@ -87,12 +91,18 @@ def space_of(shape: tuple[int, ...]) -> Space:
 
 
 def fusible(
-    producer: Site, consumer: Site, position: int, root: Site, carried: Collection[Space] = ()
+    producer: Site,
+    consumer: Site,
+    position: int,
+    root: Site,
+    carried: Collection[Space] = (),
+    settled: bool = False,
 ) -> str | None:
     """Whether operand `position` of `consumer` can be computed inside the kernel that `consumer` is in.
 
     root      what that kernel is made around: `consumer` itself, or what it is computed inside
     carried   rows of reductions that may be computed with `producer` in the same kernel
+    settled   whether comparisons must find the operand's elements again (`egcompile.extract.settled`)
 
     None if it can, else the reason why not.
     """
@@ -104,11 +114,31 @@ def fusible(
         return reason
     if root.op.name in BITWISE and producer.role not in (Role.CONSTANT, Role.MOVEMENT):
         return f"{root.op.name} finds an extremum, to the bit, among values that are in memory"
+    if settled and hands_on(consumer, position):
+        return f"elements of {producer.op.name} are compared, to the bit, with some that were chosen of them"
     if producer.role is Role.REDUCTION:
         return f"{producer.op.name} across rows is complete only when its kernel ends"
     if carried:
         return _on_its_rows(producer, consumer, carried)
     return None
+
+
+def hands_on(site: Site, position: int) -> bool:
+    """Whether the elements of a floating operand leave an op as they are, but for a sign, or are compared."""
+    operand, op = site.operands[position], site.op
+    if isinstance(operand, tuple):
+        return site.role is Role.PROJECTION
+    if not operand.dtype.is_floating_point:
+        return False
+    if op.name == "cast":
+        return torch.promote_types(operand.dtype, _tensor(site.type).dtype) == _tensor(site.type).dtype
+    called = op.kind is Kind.EXTERN and op.flops is None
+    return called or site.role is Role.MOVEMENT or op.name in _UNCHANGED
+
+
+_UNCHANGED = COMPARISONS | {
+    "neg", "abs", "relu", "stop_gradient", "maximum", "minimum", "where", "amax", "amin",
+}  # fmt: skip
 
 
 def _epilogue(producer: Site, consumer: Site, position: int, root: Site) -> str | None:

@@ -87,7 +87,7 @@ class Recipes:
 
     def of(self, value: Node) -> Recipe | None:
         """How a written value is made again, or None where it must not be: no second draw, no second call of
-        an op that no rule knows.
+        an op that no rule knows, and nothing whose last bit a comparison sees.
 
         The smallest part of its kernel is taken, which reads what else the kernel writes: the rows that
         are normalized from their sum, not the sum and what it is a sum of.
@@ -115,6 +115,8 @@ class Recipes:
 
     def _make(self, value: Node) -> Recipe | None:
         kernel = self.maker[value]
+        if value in self.extraction.settled:
+            return None
         if any(node.op.random or node.op.derivative is not None for node in (kernel.root, *kernel.nodes)):
             return None
         part = part_of(kernel, value, set(kernel.writes) - {value})

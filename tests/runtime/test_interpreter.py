@@ -179,6 +179,62 @@ def test_what_was_chosen_is_found_again(name: str, shape: tuple[int, int], budge
     assert error <= 2 * bound + 1e-4, f"{error:.2e}, eager {bound:.2e}"
 
 
+def centered(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * x.std(-1, keepdim=True)
+
+
+MASKED = {
+    "is the largest": lambda z: z == z.amax(1, keepdim=True),
+    "is the largest of its column": lambda z: z == z.amax(0),
+    "is the largest, turned": lambda z: (z.t() == z.amax(1)).t(),
+    "is the largest of some": lambda z: z == z.masked_fill(z > 0.5, -9.0).amax(1, keepdim=True),
+    "is at least the third": lambda z: z >= z.topk(3, 1).values[:, 2:],
+    "is at most the median": lambda z: z <= z.median(1, keepdim=True).values,
+    "is not the smallest": lambda z: z != z.min(),
+    "is the norm": lambda z: z.abs() == torch.linalg.vector_norm(z, float("inf"), 1, keepdim=True),
+    "is a peak": lambda z: z == F.max_pool2d(z[None, None], 3, 1, 1)[0, 0],
+    "is the larger of two": lambda z: torch.maximum(z, z[:1] * 0.5) == z,
+}
+"""What is true of some elements alone, or of all others: a last bit decides."""
+
+EXTREME = {
+    "max": lambda z: z.max(),
+    "norm": lambda z: torch.linalg.vector_norm(z, float("inf"), 1),
+    "least norm": lambda z: torch.linalg.vector_norm(z, -float("inf"), 1),
+}
+"""Whose derivative is PyTorch's own: it compares what was found with what it was found in."""
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, budget",
+    [((13, 37), torch.float16, 1.0), ((3, 16999), torch.float16, 0.0), ((3, 16999), torch.float32, 1.0)],
+)
+@pytest.mark.parametrize("name", [*MASKED, *EXTREME])
+def test_comparisons_see_the_values_that_were_chosen(
+    name: str, shape: tuple[int, int], dtype: torch.dtype, budget: float
+) -> None:
+    """A mask lets through what it should, of the very values that there are, and as much in the backward."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        z = centered(x)
+        return (torch.where(MASKED[name](z), z, 0.0) if name in MASKED else EXTREME[name](z)), z
+
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    traced = trace(function, [x])
+    ours, values = run(optimize(traced, target="cuda:90", memory_budget=budget), traced, [x])
+    z = values.detach().requires_grad_()
+    if name in MASKED:
+        mask = MASKED[name](z)
+        assert torch.equal(ours, torch.where(mask, z, 0.0))
+    else:
+        mask = torch.autograd.grad(EXTREME[name](z).sum(), z)[0]
+    twin = x.detach().double().requires_grad_()
+    (theirs,) = torch.autograd.grad((centered(twin) * mask).sum(), twin)
+    (found,) = torch.autograd.grad(ours.sum(), x)
+    (error,) = rmse([found], [theirs])
+    assert error <= (1e-2 if dtype == torch.float16 else 1e-4), f"{error:.2e}"
+
+
 AGAINST_CONSTANTS = {
     "equal": lambda x: (x == 0.1, x != 0.7),
     "less": lambda x: (x < 1.2, x <= 0.3),
