@@ -4,6 +4,10 @@ A graph reads and writes fixed memory. An input that lies where it lay when the 
 parameter) is read in place; others are copied to memory of the graph's own. What a caller gets is copied out
 again, so that nothing it holds ever changes; what only the backward reads stays. Where a replay would
 overwrite values that a pending backward still needs, the launches run one by one instead.
+
+Gradients are lent: a caller gets them where the graph wrote them, as most loops let go of them (`zero_grad`)
+before the next forward. The first time that one does not, both graphs are captured anew, in other memory, and
+from then on gradients are copied out too.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,8 +49,9 @@ class _Captured:
     addresses  where the other inputs must lie
     results    in the graph's memory
     lie        their addresses
-    handed     what is copied out for the caller
+    copied     those that are copied out for the caller, by position
     left       memory of the results that stay for the backward, and how many tensors of the graph lie there
+    lent       the same of results that the caller gets in place
     """
 
     replay: Callable[[], None]
@@ -56,12 +62,17 @@ class _Captured:
     addresses: Mapping[int, int]
     results: Results
     lie: tuple[int | None, ...]
-    handed: tuple[_Copied, ...]
+    copied: Mapping[int, _Copied]
     left: Mapping[int, int]
+    lent: Mapping[int, int]
 
     def pending(self) -> bool:
         """Whether others than the graph still have what the last replay left, or aliases of it."""
         return any(users(memory) > own for memory, own in self.left.items())
+
+    def borrowed(self) -> bool:
+        """Whether the caller still has what it was lent, or aliases of it."""
+        return any(users(memory) > own for memory, own in self.lent.items())
 
 
 class _Copied:
@@ -79,36 +90,59 @@ class _Copied:
         return copy if copy.shape == self.shape else unviewed(copy.as_strided(self.shape, self.strides))
 
 
+class Shared:
+    """What a plan's forward and backward have in common.
+
+    pool      of memory: one graph's temporaries lie where the other's do, or its results
+    lock      threads take turns, so that none overwrites what another has not yet copied out
+    lends     whether gradients are handed out in place
+    """
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.lock = threading.RLock()
+        self.lends = True
+        self.graphs: list[Graphed] = []
+
+    def reclaim(self) -> None:
+        """Leaves to the caller what it was lent and still has, for good: nothing is replayed there again."""
+        if any(g.captured is not None and g.captured.borrowed() for g in self.graphs):
+            logger("kernels").debug("gradients are kept beyond the next call: they are copied from now on")
+            self.lends = False
+            self.pool = torch.cuda.graph_pool_handle()
+            for graphed in self.graphs:
+                graphed.captured = None
+
+
 class Graphed:
     """`run`, captured once its inputs' addresses have repeated, and then replayed.
 
-    pool      of memory, shared by a plan's forward and backward
-    lock      shared too: threads take turns, so that none overwrites what another has not yet copied out
     outputs   how many of the results, the first ones, the caller gets; the rest is kept for the backward
-    before    the graph before this one, and inputs that are results which it left behind: input -> result
+    before    the graph before this one, and inputs that are results which it left behind: input -> result.
+              What comes after another is a backward, whose results are lent
     """
 
     def __init__(
         self,
         run: Run,
-        pool: Any,
-        lock: threading.RLock,
+        shared: Shared,
         outputs: int | None = None,
         before: tuple[Graphed, Mapping[int, int]] | None = None,
     ) -> None:
-        self.run, self.pool, self.lock, self.outputs, self.before = run, pool, lock, outputs, before
+        self.run, self.shared, self.outputs, self.before = run, shared, outputs, before
+        shared.graphs.append(self)
         self.seen: list[int] = []
         self.moving: set[int] = set()
         self.captured: _Captured | None = None
         self.refused = False
 
     def __call__(self, inputs: list[Tensor]) -> Results:
-        with self.lock:
+        with self.shared.lock:
             captured = self.ready(inputs)
             if captured is not None:
                 captured.replay()
                 inputs.clear()
-                return self.hand_out(captured)
+                return _handed_out(captured)
         return self.run(inputs)
 
     def ready(self, inputs: list[Tensor]) -> _Captured | None:
@@ -119,6 +153,7 @@ class Graphed:
         addresses = [x.data_ptr() for x in inputs]
         if expected is None or any(addresses[i] != address for i, address in expected.items()):
             return None
+        self.shared.reclaim()
         captured = self.captured
         if captured is not None and captured.pending():
             return None
@@ -154,7 +189,7 @@ class Graphed:
             own = {i: _twin(inputs[i]) for i in sorted(self.moving)}
             reads = [own[i] if i in own else x.detach() for i, x in enumerate(inputs)]
             try:
-                replay, results = _record(self.run, reads, self.pool)
+                replay, results = _record(self.run, reads, self.shared.pool)
             except RuntimeError as error:
                 self.refused = True
                 reason = str(error).partition("\n")[0]
@@ -162,6 +197,7 @@ class Graphed:
                 return None
         logger("kernels").debug("captured a graph; %d of %d inputs are copied", len(own), len(inputs))
         count = len(results) if self.outputs is None else self.outputs
+        lent = self.lent(results, reads)
         return _Captured(
             replay,
             next(_numbers),
@@ -171,20 +207,38 @@ class Graphed:
             {i: x.data_ptr() for i, x in enumerate(inputs) if i not in own},
             results,
             tuple(None if x is None else x.data_ptr() for x in results),
-            tuple(_Copied(x) for x in results[:count] if x is not None),
-            {memory: users(memory) for memory in (memory_of(x) for x in results[count:] if x is not None)},
+            {
+                i: _Copied(x)
+                for i, x in enumerate(results[:count])
+                if x is not None and memory_of(x) not in lent
+            },
+            _users(memory_of(x) for x in results[count:] if x is not None),
+            _users(lent),
         )
 
-    def hand_out(self, captured: _Captured) -> Results:
-        """Results as new tensors: copies for the caller, and for the backward the graph's own memory."""
-        copies = [x.empty() for x in captured.handed]
-        for dtype in dict.fromkeys(x.dtype for x in copies):
-            pairs = [(a, b.memory) for a, b in zip(copies, captured.handed, strict=True) if a.dtype == dtype]
-            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
-        fresh = iter([x.seen(copy) for x, copy in zip(captured.handed, copies, strict=True)])
-        count = len(captured.results) if self.outputs is None else self.outputs
-        handed = (None if x is None else next(fresh) for x in captured.results[:count])
-        return *handed, *(None if x is None else x.detach() for x in captured.results[count:])
+    def lent(self, results: Results, reads: Sequence[Tensor]) -> set[int]:
+        """Memory of results that the caller gets in place: in each lies one of them, and no input."""
+        if self.before is None or not self.shared.lends:
+            return set()
+        counts = Counter(memory_of(x) for x in results if x is not None)
+        return {memory for memory, count in counts.items() if count == 1} - set(map(memory_of, reads))
+
+
+def _users(memories: Iterable[int]) -> dict[int, int]:
+    return {memory: users(memory) for memory in memories}
+
+
+def _handed_out(captured: _Captured) -> Results:
+    """Results as new tensors: copies for the caller; the graph's own memory where it is lent, or left."""
+    copies = {i: x.empty() for i, x in captured.copied.items()}
+    for dtype in dict.fromkeys(x.dtype for x in copies.values()):
+        of = [i for i, x in copies.items() if x.dtype == dtype]
+        torch._foreach_copy_([copies[i] for i in of], [captured.copied[i].memory for i in of])
+
+    def handed(i: int, x: Tensor) -> Tensor:
+        return captured.copied[i].seen(copies[i]) if i in copies else x.detach()
+
+    return tuple(None if x is None else handed(i, x) for i, x in enumerate(captured.results))
 
 
 def graphed(
@@ -197,9 +251,9 @@ def graphed(
 
     `left` has the backward's values that are results of the forward no caller gets: value -> result.
     """
-    pool, lock = torch.cuda.graph_pool_handle(), threading.RLock()
-    first = Graphed(lambda inputs: forward(*inputs), pool, lock, outputs)
-    second = None if backward is None else Graphed(backward, pool, lock, before=(first, left))
+    shared = Shared()
+    first = Graphed(lambda inputs: forward(*inputs), shared, outputs)
+    second = None if backward is None else Graphed(backward, shared, before=(first, left))
     return (lambda *inputs: first(list(inputs))), second
 
 

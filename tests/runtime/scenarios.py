@@ -71,6 +71,41 @@ def gradients_accumulate(pair: Pair) -> None:
         pair.same()
 
 
+def gradients_live_beyond_the_next_forward(pair: Pair) -> None:
+    """As where zero_grad comes between forward and backward."""
+    for step in range(8):
+        losses = [pair.loss(f, step) for f in pair.calls]
+        if step:
+            pair.same()  # the last step's
+        for model, loss in zip(pair.models, losses, strict=True):
+            model.zero_grad()
+            loss.backward()
+
+
+def gradients_are_kept(pair: Pair) -> None:
+    kept: list[list[list[Tensor]]] = [[], []]
+    for step in range(8):
+        for model, f, grads in zip(pair.models, pair.calls, kept, strict=True):
+            pair.loss(f, step).backward()
+            grads.append([p.grad for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+            del grads[:-3]
+        for expected, got in zip(*kept, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def gradients_change_in_place(pair: Pair) -> None:
+    for step in range(8):
+        for model, f in zip(pair.models, pair.calls, strict=True):
+            if step % 4 == 3:
+                model.zero_grad(set_to_none=False)
+            else:
+                model.zero_grad()
+            pair.loss(f, step).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        pair.same()
+
+
 def two_forwards_before_their_backwards(pair: Pair) -> None:
     for step in range(8):
         for f in pair.calls:
@@ -134,6 +169,9 @@ SCENARIOS: dict[str, Callable[[Pair], None]] = {
     for f in (
         training,
         gradients_accumulate,
+        gradients_live_beyond_the_next_forward,
+        gradients_are_kept,
+        gradients_change_in_place,
         two_forwards_before_their_backwards,
         what_a_caller_holds,
         a_retained_graph,

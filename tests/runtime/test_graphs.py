@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import egcompile
-from egcompile.runtime.graphs import Graphed, Results
+from egcompile.runtime.graphs import Graphed, Results, Shared
 from tests.runtime.scenarios import LAYOUTS, SCENARIOS, Pair, inputs_of
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +44,7 @@ def test_a_capture_that_fails_leaves_the_callers_stream() -> None:
     def reads_back(values: list[Tensor]) -> Results:
         return (values[0] * values[0].sum().item(),)
 
-    graphed = Graphed(reads_back, torch.cuda.graph_pool_handle(), threading.RLock())
+    graphed = Graphed(reads_back, Shared())
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
             for _ in range(4):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import egcompile
 from egcompile.plan import Plan
 from egcompile.runtime import graphs
-from egcompile.runtime.graphs import Graphed, Results, Run, graphed
+from egcompile.runtime.graphs import Graphed, Results, Run, Shared, graphed
 from tests.runtime.scenarios import LAYOUTS, SCENARIOS, Pair, inputs_of
 
 Replays = list[int]
@@ -148,7 +148,7 @@ def test_a_list_of_values_is_emptied_as_by_the_run_itself(replays: Replays) -> N
         return (total,)
 
     one, two = torch.ones(3), torch.ones(3)
-    forward = Graphed(run, [], threading.RLock())
+    forward = Graphed(run, Shared())
     for _ in range(4):
         values = [one, two]
         (total,) = forward(values)
@@ -167,9 +167,9 @@ def test_a_new_graph_of_the_forward_is_one_of_the_backward_too(replays: Replays)
         captures.append("backward")
         return (inputs[0] * inputs[1],)
 
-    lock = threading.RLock()
-    first = Graphed(forward, [], lock, 1)
-    second = Graphed(backward, [], lock, before=(first, {0: 1}))
+    shared = Shared()
+    first = Graphed(forward, shared, 1)
+    second = Graphed(backward, shared, before=(first, {0: 1}))
     ct = torch.ones(3)
     x = torch.ones(3)
     for step in range(8):
@@ -186,6 +186,43 @@ def test_a_new_graph_of_the_forward_is_one_of_the_backward_too(replays: Replays)
     assert second.captured.before == first.captured.number
 
 
+def _two(shared: Shared) -> tuple[Graphed, Graphed]:
+    first = Graphed(lambda inputs: (inputs[0] * 2, inputs[0] + 1), shared, 1)
+    return first, Graphed(lambda inputs: (inputs[0] * inputs[1],), shared, before=(first, {0: 1}))
+
+
+def test_gradients_are_lent_while_the_caller_lets_go_of_them(replays: Replays) -> None:
+    first, second = _two(shared := Shared())
+    places = set()
+    for step in range(6):
+        _, kept = first([torch.full((3,), float(step))])
+        (g,) = second([kept, torch.ones(3)])
+        del kept
+        assert g is not None and g.tolist() == [step + 1] * 3
+        if step > 2:
+            assert second.captured is not None and second.captured.results[0] is not None
+            places.add((g.data_ptr(), second.captured.results[0].data_ptr()))
+        del g
+    assert len(places) == 1 and len(set(*places)) == 1 and shared.lends
+
+
+def test_a_gradient_that_is_kept_stays_as_it_is(replays: Replays) -> None:
+    """Nothing is replayed over it: its own graph is not, nor the forward, whose temporaries lie there."""
+    first, second = _two(shared := Shared())
+    held: list[Tensor] = []
+    for step in range(8):
+        before = first.captured
+        _, kept = first([torch.full((3,), float(step))])
+        assert (first.captured is before) == (step not in (1, 4))
+        (g,) = second([kept, torch.ones(3)])
+        assert g is not None and g.tolist() == [step + 1] * 3
+        assert shared.lends == (step < 4)
+        if step == 3:
+            held.append(g)
+        del g, kept
+    assert held[0].tolist() == [4] * 3 and sum(replays) >= 8
+
+
 def test_threads_take_turns(replays: Replays) -> None:
     """None has its inputs overwritten by another before its results are copied out."""
 
@@ -195,7 +232,7 @@ def test_threads_take_turns(replays: Replays) -> None:
             total = total + inputs[0] - inputs[0]
         return (total,)
 
-    f = Graphed(slow, [], threading.RLock())
+    f = Graphed(slow, Shared())
     for step in range(3):
         f([torch.full((64,), float(step))])
     wrong: list[float] = []
