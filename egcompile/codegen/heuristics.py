@@ -6,6 +6,7 @@ Every number here can be overridden: `generate(kernel, target, config=Config(num
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -91,6 +92,16 @@ def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2
     return Config(1, min(block, pow2(length)), max(1, min(4, block // 512)), 1)
+
+
+def fold(runs: Iterable[int], block: int) -> int:
+    """Length of the runs into which a tile of `block` neighbours is folded; 0 where it is not.
+
+    `runs` are how many neighbours share an element of each input. What all of a folded run share is read and
+    computed once a run, not at each point; a fold of fewer than four would gain less than it costs.
+    """
+    shared = [run for run in runs if run and math.gcd(run, block) >= 4]
+    return math.gcd(block, *shared) if shared else 0
 
 
 def is_tiled(rows: int, cols: int) -> bool:

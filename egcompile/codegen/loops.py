@@ -71,6 +71,8 @@ class _Renderer:
             constants["BLOCK_ROWS"] = nest.config.block_rows
         if self.cols_vector:
             constants["BLOCK_COLS"] = nest.config.block_cols
+        if self.reducer.run:
+            constants["RUN"] = self.reducer.run
         tensors = parameters(nest.kernel) + tuple(name for name, _ in self.temporaries.values())
         return JitFunction(name, self.doc(), tensors, constants, grid, nest.config, outer.block, self.number)
 
@@ -193,6 +195,9 @@ class _Renderer:
             text = tile.template if tile is not None else self.widened(start) if start else "0"
             self.bind(self.cols, text, "col", 1)
             return
+        if self.reducer.run:
+            self.bind_runs(scope, tile, start)
+            return
         text = self.widened("tl.arange(0, BLOCK_COLS)")
         text = f"{tile.template} * BLOCK_COLS + {text}" if tile is not None else text
         if start:
@@ -203,9 +208,23 @@ class _Renderer:
             text = f"({text})[None, :]" if "+" in text else f"{text}[None, :]"
         self.bind(self.cols, text, "cols", self.nest.config.block_cols)
 
+    def bind_runs(self, scope: Scope, tile: Value | None, start: str) -> None:
+        """The columns of a tile in two dimensions, of which the first counts runs."""
+        block, run = self.nest.config.block_cols, self.reducer.run
+        numbers = self.widened("tl.arange(0, BLOCK_COLS // RUN)")
+        if start:
+            numbers = f"{start} // RUN + {numbers}"
+        if tile is not None:
+            numbers = f"{grouped(tile.template)} * (BLOCK_COLS // RUN) + {numbers}"
+        index = self.tile.bind_runs(scope, self.cols, numbers, block, run)
+        self.bound(self.cols, index, "cols", block)
+
     def bind(self, axis: Axis, text: str, hint: str, size: int) -> None:
+        self.bound(axis, Value(text, axes=frozenset({axis}), inline=False), hint, size)
+
+    def bound(self, axis: Axis, value: Value, hint: str, size: int) -> None:
         own = frozenset({axis})
-        index = self.tile.emit(Value(text, axes=own, hint=hint, inline=False))
+        index = self.tile.emit(value, hint)
         mask = None
         if axis.size % size:
             condition = Value(f"{{0}} < {axis.size}", (index,), torch.bool, own, f"{hint}_mask", inline=False)

@@ -68,6 +68,7 @@ class Nest:
     partials  reductions over rows, with the outputs `after` that are made from them
     parts     programs that share the rows
     keeps     whether a row that several loops read should stay in the L2 from one to the next
+    runs      lengths of runs of columns that share an element of some input
     """
 
     kind: str
@@ -81,6 +82,7 @@ class Nest:
     config: Config
     parts: int
     keeps: bool
+    runs: tuple[int, ...]
 
     @property
     def whole(self) -> bool:
@@ -324,6 +326,7 @@ def _classify(
         settings,
         max(parts, 1),
         keeps,
+        shape.runs,
     )
     return nest, left
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from egcompile.codegen.heuristics import (
     Config,
     flat_config,
+    fold,
     is_tiled,
     repeating_config,
     transposing_config,
@@ -57,7 +58,8 @@ def pointwise_function(
         settings = repeating_config(points.size // inner, inner, reads, target).override(config)
     else:
         settings = flat_config(points.size, points.size, reads, target).override(config)
-        return _flat(name, kernel, points, writes, settings, program)
+        run = 0 if walk.guarded else fold(_runs(kernel, walk, points), settings.block_cols)
+        return _flat(name, kernel, points, writes, settings, program, run)
     writes, walk = _writes(kernel, _in_order(digits, order))
     return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded), program)
 
@@ -118,15 +120,19 @@ def is_narrow(kernel: Kernel) -> bool:
     return all(dtype.itemsize <= 2 for dtype in dtypes)
 
 
+def _runs(kernel: Kernel, walk: Walk, points: Axis) -> list[int]:
+    """How many neighbours share an element of each input."""
+    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
+    return [run_length(offset(index, buffers[node].strides), points) for node, index in walk.loads]
+
+
 def _row_length(kernel: Kernel, walk: Walk, points: Axis, sizes: Sequence[int]) -> int | None:
     """The length of the rows along which some input is constant, if they are long; None for no such input.
 
     What belongs to a row is then read and computed once a program, not once a point.
     """
-    buffers = dict(zip(kernel.body.inputs, kernel.inputs))
-    lengths = [run_length(offset(index, buffers[node].strides), points) for node, index in walk.loads]
     rows = {math.prod(sizes[i:]) for i in range(1, len(sizes))}
-    long = [n for n in lengths if n >= 512 and n in rows and n < points.size]
+    long = [n for n in _runs(kernel, walk, points) if n >= 512 and n in rows and n < points.size]
     return min(long, default=None)
 
 
@@ -188,14 +194,21 @@ def _tile(kernel: Kernel, axes: frozenset[Axis], writes: Sequence[Write]) -> Til
 
 
 def _flat(
-    name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config, program: str
+    name: str, kernel: Kernel, points: Axis, writes: Sequence[Write], config: Config, program: str, run: int
 ) -> JitFunction:
+    """A program a tile of points; in runs of `run`, if that is not 0, which share elements of some input."""
     block = config.block_cols
     tiles = -(-points.size // block)
+    constants = {"BLOCK": block} | ({"RUN": run} if run else {})
     own = frozenset({points})
     tile = _tile(kernel, own, writes)
-    first = f"{grouped(program_id(kernel, tiles, program))} * BLOCK"
-    index = tile.emit(Value(f"{first} + tl.arange(0, BLOCK)", axes=own, hint="offsets", inline=False))
+    number = grouped(program_id(kernel, tiles, program))
+    if run:
+        numbers = f"{number} * (BLOCK // RUN) + tl.arange(0, BLOCK // RUN)"
+        index = tile.bind_runs(tile.scopes[0], points, numbers, block, run)
+    else:
+        index = Value(f"{number} * BLOCK + tl.arange(0, BLOCK)", axes=own, inline=False)
+    index = tile.emit(index, "offsets")
     mask = None
     if points.size % block:
         mask = tile.emit(
@@ -203,7 +216,7 @@ def _flat(
         )
     tile.axes[points] = AxisTile(index, mask)
     _store_all(tile, writes)
-    return _function(name, kernel, tile, {"BLOCK": block}, (tiles,), config, program)
+    return _function(name, kernel, tile, constants, (tiles,), config, program)
 
 
 def _tiled(

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from egcompile.codegen.heuristics import fold
 from egcompile.codegen.index import BIJECTIVE, Axis, Index
 from egcompile.codegen.nest import Nest
 from egcompile.codegen.scalar import TL_DTYPES, literal
 from egcompile.codegen.text import Line, Value, named
-from egcompile.codegen.tile import AxisTile, Scope, Tile
+from egcompile.codegen.tile import AxisTile, Scope, Tile, runs_of
 from egcompile.codegen.walk import Indices
 from egcompile.ir.node import Node
 from egcompile.ir.types import accumulate_dtype
@@ -37,6 +38,10 @@ class Reducer:
         self.rows_vector = nest.config.block_rows > 1 or (guarded and self.rows.size > 1)
         self.cols_vector = nest.config.block_cols > 1 or (guarded and self.cols.size > 1)
         self.flat = not (self.rows_vector and self.cols_vector)
+        self.run = 0  # of the columns, of which a tile is folded into runs
+        if self.flat and self.cols_vector and not guarded:
+            self.run = fold(nest.runs, nest.config.block_cols)
+            self.run = self.run if self.run < nest.config.block_cols else 0  # a tile's number says as much
         self.absorbed = _absorbed(nest.kernel)
         self.taken: set[str] = set()
         self.picked: set[Axis] = set()
@@ -44,6 +49,7 @@ class Reducer:
     def reduce(self, node: Node, value: Value, axis: Axis, masked: bool = True) -> Value:
         """`value` reduced along a loop axis as `node` says; a mean is divided by the axis' size."""
         name, acc = node.op.name, accumulate_dtype(node.dtype)
+        value = self.spread(value) if axis is self.cols else value
         if axis not in value.axes:
             if name == "sum":
                 return self.emit("{0} * {1}", value, literal(axis.size, acc), hint="total")
@@ -54,6 +60,14 @@ class Reducer:
         if name == "mean":
             reduced = self.emit(f"{{0}} / {axis.size}", reduced, hint="mean", inline=False)
         return reduced
+
+    def spread(self, value: Value) -> Value:
+        """What is one for all of a run, as a value at each of its points."""
+        if not self.run or self.cols in value.axes or runs_of(self.cols, self.run) not in value.axes:
+            return value
+        axes = value.axes | {self.cols}
+        template = f"tl.broadcast_to({{0}}, {self.shape(frozenset({self.cols}))})"
+        return self.tile.emit(Value(template, (value,), value.dtype, axes, value.hint))
 
     def emit(self, template: str, *operands: Value, hint: str, inline: bool = True) -> Value:
         axes = frozenset().union(*(o.axes for o in operands))
@@ -84,12 +98,13 @@ class Reducer:
 
         `within` are axes beside those of `value` whose loop the result stays in.
         """
+        gone = {axis, runs_of(axis, self.run)} if self.run and axis is self.cols else {axis}
         if not (self.rows_vector if axis is self.rows else self.cols_vector):
             axes = value.axes - {axis} | within
             return self.tile.emit(Value("{0}", (value,), value.dtype, axes, value.hint))
         others = value.axes & {self.rows, self.cols} - {axis}
         if self.flat:
-            dim, keep = "0", ""
+            dim, keep = "None" if self.run and axis is self.cols else "0", ""
         elif others:
             dim, keep = str(int(axis is self.cols)), ", keep_dims=True"
         else:
@@ -101,7 +116,7 @@ class Reducer:
             template = _TILE[name][0].replace("%s", f"{dim}{keep}")
         else:
             template = f"tl.reduce({{0}}, {dim}, {_TILE[name][1]}{keep})"
-        axes, zero = value.axes - {axis} | within, value.zero - {axis}
+        axes, zero = value.axes - gone | within, value.zero - gone
         inline = name == "mean"
         return self.tile.emit(Value(template, (value,), value.dtype, axes, HINTS[name], zero, inline=inline))
 
@@ -134,6 +149,8 @@ class Reducer:
         sizes = []
         if self.rows_vector:
             sizes.append("BLOCK_ROWS" if self.rows in axes else "1")
+        if self.run and self.cols in axes:
+            return "(BLOCK_COLS // RUN, RUN)"
         if self.cols_vector:
             sizes.append("BLOCK_COLS" if self.cols in axes else "1")
         if all(size == "1" for size in sizes):

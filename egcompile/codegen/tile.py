@@ -51,7 +51,8 @@ class Tile:
     scopes     outermost first
     other      evaluates what is neither pointwise nor movement (reductions, contractions), or None
     hints      names for nodes' values at an index
-    tiles      of an axis: the axis of its tiles, of which one is at work, and how long each is
+    tiles      of an axis: the axis of its tiles, of which one is at work, and how long each is; or of its
+               runs, of which a folded tile has several
     evictions  inputs, and the `eviction_policy` of their loads in the innermost scope
     exact      whether divisions and roots are correctly rounded, or to 2 ulp
     """
@@ -166,7 +167,8 @@ class Tile:
 
     def mask(self, axes: frozenset[Axis], guard: Value | None = None) -> Value | None:
         """Which lanes are in range along `axes` and within the guard; None for all."""
-        ordered = sorted(axes, key=lambda a: list(self.axes).index(a))
+        within = {number for axis, (number, _) in self.tiles.items() if axis in axes}
+        ordered = sorted(axes - within, key=lambda a: list(self.axes).index(a))
         masks = [m for a in ordered if (m := self.axes[a].mask) is not None]
         return self.both(*masks, *([guard] if guard is not None else []))
 
@@ -189,6 +191,25 @@ class Tile:
         value = Value(number, (pid,) if pid else (), axes=frozenset({numbers}))
         self.axes[numbers] = AxisTile(self.emit(value) if pid else value)
         self.tiles[axis] = numbers, size
+
+    def bind_runs(self, scope: Scope, axis: Axis, numbers: str, size: int, run: int) -> Value:
+        """The index along an axis of which a tile of `size` is folded into runs of `run`, named RUN.
+
+        `numbers` is the text of which runs those are. What is one for all of a run is then `[runs, 1]`.
+        """
+        runs = runs_of(axis, run)
+        scope.axes |= {runs}
+        own = frozenset({runs})
+        text = f"({numbers})[:, None]" if " + " in numbers else f"{numbers}[:, None]"
+        number = self.emit(Value(text, axes=own, hint="run", inline=False))
+        mask = None
+        if axis.size % size:
+            mask = self.emit(Value(f"{{0}} < {runs.size}", (number,), torch.bool, own, "run_mask"))
+        self.axes[runs] = AxisTile(number, mask)
+        self.tiles[axis] = runs, run
+        return Value(
+            "{0} * RUN + tl.arange(0, RUN)[None, :]", (number,), axes=frozenset({axis}), inline=False
+        )
 
     def of_tile(self, where: Index) -> Index:
         """The same index, but of a tile's number what is one for all of it: `rows // 4096` in tiles of 32."""
@@ -330,6 +351,11 @@ class Tile:
             scope.memo[key] = value
             scope.block.items.append(value)
         return scope.memo[key]
+
+
+def runs_of(axis: Axis, run: int) -> Axis:
+    """The axis that counts the runs of an axis."""
+    return Axis(f"run of {axis.name}", -(-axis.size // run))
 
 
 def _nothing(dtype: torch.dtype) -> str:

@@ -106,7 +106,8 @@ class Phases:
         """
         node, index = top
         emit = self.reducer.emit
-        x = self.reducer.neutral(node, self.operand(node, index), (self.nest.cols,))
+        x = self.reducer.spread(self.operand(node, index))
+        x = self.reducer.neutral(node, x, (self.nest.cols,))
         tile_top = x  # which may be one value for the tile, or for the row, and then before the loop
         if self.nest.cols in x.axes:
             tile_top = self.reducer.across(node, x, self.nest.cols, frozenset({START}))
