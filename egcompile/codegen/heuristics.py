@@ -60,6 +60,7 @@ class Shape:
     peaks         whether a row's largest element is sought, to which its exponentials are relative
     slow          exponentials and the like at a point
     runs          lengths of runs of columns that share an element of some input, as of a GroupNorm's weight
+    vector        neighbours in memory that one load may take, at most 8
     """
 
     rows: int
@@ -71,6 +72,7 @@ class Shape:
     peaks: bool = False
     slow: int = 0
     runs: tuple[int, ...] = ()
+    vector: int = 8
 
     @property
     def row_bytes(self) -> int:
@@ -173,10 +175,15 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return _long_rows_config(shape, width, target)
     if width == WHOLE_ROW // 2 and shape.words >= 3 and not _is_light(shape):
         return Config(1, 4096, 16, 1)
+    if width <= 1024 and shape.cols < width and shape.rows * width >= 2**14 * target.sms:
+        return Config(1024 // width, width, 1, 1)  # lanes beyond the row idle: fewer of them, with more each
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
-    return Config(rows, width, max(1, min(16, rows * width // (1024 if width > 1024 else 512))), 1)
+    warps = rows * width // (1024 if width > 1024 else 512)
+    if width > 1024 and 5 * shape.cols <= 4 * width and shape.words <= 1:
+        warps //= 2
+    return Config(rows, width, max(1, min(16, warps)), 1)
 
 
 def _is_light(shape: Shape) -> bool:
@@ -193,7 +200,7 @@ def _long_rows_config(shape: Shape, width: int, target: Target) -> Config:
     if width == WHOLE_ROW and _is_light(shape):
         return Config(1, width, 16, 1)
     ragged = shape.cols % _loop_tile(shape) != 0
-    if (width == WHOLE_ROW or ragged) and any(run % RUN_TILE == 0 for run in shape.runs):
+    if (width == WHOLE_ROW and shape.runs) or (ragged and any(run % RUN_TILE == 0 for run in shape.runs)):
         return Config(1, RUN_TILE, 16, 1)
     if width == WHOLE_ROW:
         return Config(1, 8192, 32, 1)
@@ -214,20 +221,25 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
 
     As many programs as run at once: one more would be a second wave.
     """
-    if width > 4096:
+    most = 3
+    if width > 4096 and shape.cols < width:
+        points, warps, resident, most = width, 8 if 4 * shape.cols < 3 * width else 16, 1, 4
+    elif width > 4096:
         points, warps, resident = width, 16, 1
     elif width > 1024:
         points, warps, resident = 4096, 8 if width > 2048 else 4, 2
     elif width > 512:
         points, warps, resident = 2048, 4, 4
     elif width > 64:
-        points, warps, resident = 2048, 1, 4
+        points, warps, resident = 2048 if width > 128 else 1024, 1, 8
+        if stages(points * sum(shape.reads), resident, most, target) < most:
+            points, resident = 2048, 4
     else:
         points, warps, resident = 4096, 8, 2
     rows = min(max(1, points // width), pow2(shape.rows))
     while rows > 1 and shape.rows // rows < resident * target.sms:
         rows //= 2
-    in_flight = stages(rows * width * sum(shape.reads), resident, 3, target)
+    in_flight = stages(rows * width * sum(shape.reads), resident, most, target)
     if in_flight == 1:
         warps = max(1, min(16, rows * width // 512))
         registers = 24 + shape.words * rows * width / (32 * warps)
@@ -249,6 +261,10 @@ def columns_config(shape: Shape, target: Target) -> Config:
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
     tile = _tile_of_sums(shape)
+    if not shape.along_cols and shape.vector < 2:  # loads of single elements of 16 bits cannot be ahead
+        tile = tile._replace(points=8192, lane=32, stages=1)
+    elif not shape.along_cols and shape.vector < 8:
+        tile = tile._replace(points=tile.points // 2, lane=8)
     if shape.along_cols:
         cols = min(tile.run, pow2(shape.cols))
         rows = min(tile.points // cols, pow2(shape.rows))
@@ -257,10 +273,13 @@ def columns_config(shape: Shape, target: Target) -> Config:
         cols = min(max(1, tile.points // rows), pow2(shape.cols))
     across = -(-shape.cols // cols)
     parts = min(tile.resident * target.sms // across, MOST_PARTS * target.sms, -(-shape.rows // (4 * rows)))
+    warps = max(1, min(8, rows * cols // (32 * tile.lane)))
     if parts == 2 and shape.along_cols and cols >= 256:
         rows, cols, parts = 2 * rows, cols // 2, 1  # as many programs, and no other kernel to add up theirs
+    elif parts == 2 and not shape.along_cols:
+        rows, parts = min(2 * rows, pow2(shape.rows)), 1  # half as many, with as much in flight
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
-    return Config(rows, cols, max(1, min(8, rows * cols // (32 * tile.lane))), in_flight, max(1, parts))
+    return Config(rows, cols, warps, in_flight, max(1, parts))
 
 
 class _Sums(NamedTuple):

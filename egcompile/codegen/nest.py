@@ -102,6 +102,7 @@ class Layout:
     index     of the operand's element
     kept      row-major position among the kept axes
     reduced   row-major position among the reduced axes
+    vector    neighbours in memory that lie together and start at a multiple of as many, at most 8
     """
 
     kind: str
@@ -112,6 +113,7 @@ class Layout:
     kept: Index
     reduced: Index
     along_cols: bool
+    vector: int
 
     @property
     def points(self) -> int:
@@ -228,7 +230,10 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
         run = math.prod(n for i in dims for n, s in factors[i] if 0 < s < nearest[0])
         along_reduced = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
     along_cols = along_reduced == (kind == "rows")
-    return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols)
+    near = int(along_reduced)
+    run = math.prod(n for i in groups[near] for n, s in factors[i] if 0 < s < nearest[1 - near])
+    vector = math.gcd(8, run, *(s for group in steps for s in group if s >= run))
+    return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols, vector)
 
 
 def _distances(factors: Sequence[Sequence[tuple[int, int]]]) -> dict[tuple[int, int], int]:
@@ -297,7 +302,8 @@ def _classify(
     words = sum(reads) / 4 + held
     passes = bool(walk.reductions) + any(w.node.tensor.numel == layout.points for w in others)
     size = layout.rows.size, layout.cols.size
-    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, _runs(walk, kernel, layout))
+    runs = _runs(walk, kernel, layout)
+    shape = Shape(*size, reads, layout.along_cols, words, passes, peaks, slow, runs, layout.vector)
     settings = _settings(layout, shape, bool(sums), target, config)
     if layout.kind == "rows" and settings.block_cols < layout.cols.size:
         # A row that is not held whole has no registers for column sums: they get a nest of their own.
