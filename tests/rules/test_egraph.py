@@ -71,6 +71,7 @@ X, Y = _input("x", 2, 8, 8), _input("y", 2, 8, 8)
 NARROW = _input("n", 2, 8, 8, dtype=torch.bfloat16)
 PRE = ops.matmul(X, _input("w", 8, 8))
 BIAS = ops.expand(ops.reshape(_input("b", 8), shape=(1, 8, 1)), shape=(2, 8, 8))
+COLUMN = ops.expand(ops.reshape(_input("c", 8, 1), shape=(1, 1, 8)), shape=(2, 8, 8))
 
 NEAR_MISSES: dict[str, tuple[str, Node]] = {
     "norm of another axis": ("recognition/rms_norm_rstd", _rms_rstd(X, 1)),
@@ -121,6 +122,9 @@ NEAR_MISSES: dict[str, tuple[str, Node]] = {
         ops.add(ops.pad(X, axis=2, before=0, after=4, step=1), ops.pad(Y, axis=2, before=4, after=0, step=1)),
     ),
     "a bias down the columns": ("fusion/linear_bias", ops.add(PRE, BIAS)),
+    "a bias that was a column": ("fusion/linear_bias", ops.add(PRE, COLUMN)),
+    "an activation's bias that was a column": ("fusion/linear_bias_relu", ops.relu(ops.add(PRE, COLUMN))),
+    "a bias that was a column, and a skip": ("fusion/linear_bias_add", ops.add(ops.add(PRE, COLUMN), Y)),
     "the gradient of another dimension": (
         "fusion/linear_relu_backward_dbias",
         ops.reshape(ops.sum(ops.relu_backward(PRE, Y), dims=(0, 2)), shape=(8,)),

@@ -17,7 +17,7 @@ from egcompile.ops import (
     matmul,
     swiglu,
 )
-from egcompile.rules.patterns import rows, vector
+from egcompile.rules.patterns import is_vector, rows, vector
 from egcompile.rules.rule import Equations, Tensor, rule
 
 _LINEAR = {"x": "bf16[2,3,4]", "w": "bf16[4,5]"}
@@ -28,7 +28,7 @@ _BIAS = {**_LINEAR, "b": "bf16[5]"}
 def _(x: Tensor, w: Tensor, b: Tensor) -> Equations:
     "x w + b  ==>  linear_act(x, w, b, none)[0]"
     y = matmul(x, w)
-    return {add(y, rows(b, y)): linear_act(x, w, b, "none")[0]}
+    return {add(y, rows(b, y)): linear_act(x, w, b, "none")[0]}, [is_vector(b, y)]
 
 
 for _act, _row in ACTIVATIONS.items():
@@ -39,7 +39,7 @@ for _act, _row in ACTIVATIONS.items():
         y = matmul(x, w)
         pre = add(y, rows(b, y))
         fused = linear_act(x, w, b, _act)
-        return {_row.forward(pre): fused[0], pre: fused[1]}
+        return {_row.forward(pre): fused[0], pre: fused[1]}, [is_vector(b, y)]
 
     @rule(f"fusion/linear_{_act}", _LINEAR)
     def _(x: Tensor, w: Tensor) -> Equations:
@@ -64,7 +64,8 @@ for _side in ("", "_left"):
         "(x w + b) + skip  ==>  linear_bias_add(x, w, b, skip)"
         y = matmul(x, w)
         y = add(y, rows(b, y))
-        return {(add(skip, y) if _side else add(y, skip)): linear_bias_add(x, w, b, skip)}
+        fused = linear_bias_add(x, w, b, skip)
+        return {(add(skip, y) if _side else add(y, skip)): fused}, [is_vector(b, y)]
 
 
 @rule("fusion/linear_swiglu", {**_LINEAR, "gate": "bf16[2,3,5]"})
