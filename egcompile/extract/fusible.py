@@ -28,6 +28,9 @@ BITWISE = frozenset({"amax_backward", "amin_backward"})
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
+DIFFERENCE = "sub"
+"""Of equal elements it is 0, to the bit, and may be compared with that."""
+
 
 class Role(enum.Enum):
     """How an op takes part in kernels, at given types."""
@@ -114,7 +117,7 @@ def fusible(
         return reason
     if root.op.name in BITWISE and producer.role not in (Role.CONSTANT, Role.MOVEMENT):
         return f"{root.op.name} finds an extremum, to the bit, among values that are in memory"
-    if settled and hands_on(consumer, position):
+    if settled and (hands_on(consumer, position) or consumer.op.name == DIFFERENCE):
         return f"elements of {producer.op.name} are compared, to the bit, with some that were chosen of them"
     if producer.role is Role.REDUCTION:
         return f"{producer.op.name} across rows is complete only when its kernel ends"

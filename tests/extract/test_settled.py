@@ -12,16 +12,20 @@ from egcompile.ops import (
     amax,
     cast,
     eq,
+    exp,
     expand,
     full,
     ge,
     max_pool2d,
     maximum,
+    minimum,
     mul,
     ne,
+    neg,
     permute,
     relu,
     reshape,
+    sub,
     sum,
     where,
 )
@@ -46,7 +50,16 @@ def test_a_value_is_settled_where_it_is_compared_with_what_was_chosen_of_it() ->
     assert found(ge(permute(Z, (1, 0)), permute(TOP, (1, 0)))) == {Z}
     assert found(eq(abs(Z), expand(amax(abs(Z), (1,)), (4, 8)))) == {Z}
     assert found(ne(Z, maximum(Z, Y))) == {Z}
+    assert found(eq(neg(Z), expand(amax(neg(Z), (1,)), (4, 8)))) == {Z}
     assert found(eq(Z, expand(amax(where(ge(Y, ZERO), Z, ZERO), (1,)), (4, 8)))) == {Z}
+
+
+def test_a_difference_is_compared_as_its_terms_are() -> None:
+    for below in (sub(Z, TOP), neg(sub(TOP, Z)), permute(sub(Z, TOP), (1, 0)), abs(sub(Z, TOP))):
+        assert found(ge(below, full(0.0, below.shape, torch.float32))) == {Z}
+        assert found(relu(below)) == {Z}
+    assert found(exp(sub(Z, TOP)), ge(Z, ZERO)) == set()
+    assert found(relu(sub(minimum(Z, Y), maximum(Z, X)))) == set()  # boxes that overlap
 
 
 def test_a_call_of_aten_may_have_chosen() -> None:
@@ -67,6 +80,7 @@ def test_nothing_is_settled_without_a_choice_of_it() -> None:
     assert found(eq(Z, expand(sum(Z, (1,)), (4, 8)))) == set()
     assert found(ge(Z, ZERO), TOP) == set()
     assert found(ne(Z, Z), TOP) == set()
+    assert found(maximum(minimum(X, Z), neg(Z)), ge(minimum(X, Z), neg(Z))) == set()  # clipped at both
     assert found(ge(Z, mul(TOP, Y))) == set()
     assert found(eq(X, expand(amax(X, (1,)), (4, 8)))) == set()  # an input is in memory
     assert found(maximum(Z, permute(reshape(Z, (8, 4)), (1, 0))), relu(Z)) == set()
@@ -77,7 +91,7 @@ def test_settled_values_are_read_from_memory_by_what_hands_them_on() -> None:
         site = Site.of(reader)
         return fusible(Site.of(Z), site, position, site, settled=True)
 
-    for reader in (amax(Z, (1,)), abs(Z), eq(Z, TOP), permute(Z, (1, 0)), maximum(Y, Z)):
+    for reader in (amax(Z, (1,)), abs(Z), eq(Z, TOP), sub(Z, TOP), permute(Z, (1, 0)), maximum(Y, Z)):
         assert "compared, to the bit" in str(why(reader, reader.inputs.index(Z)))
     for reader in (mul(Z, Y), sum(Z, (1,)), cast(Z, torch.float16)):
         assert why(reader, 0) is None
