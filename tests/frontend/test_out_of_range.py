@@ -69,3 +69,11 @@ def test_an_embedding_is_pytorchs_own_and_stops(wrong: int) -> None:
     plan = egcompile.optimize(egcompile.trace(model, (TARGET,)))
     with pytest.raises((IndexError, RuntimeError)):
         plan(*model.parameters(), torch.tensor([0, wrong]).repeat(2))
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_classes_as_ones_and_zeros_are_pytorchs_own_and_stop(wrong: int) -> None:
+    plan = egcompile.optimize(egcompile.trace(lambda target: F.one_hot(target, 5), (TARGET,)))
+    torch.testing.assert_close(plan(TARGET), F.one_hot(TARGET, 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        plan(torch.tensor([0, wrong]).repeat(2))

@@ -43,6 +43,7 @@ CHECKED = frozenset(
         aten.linalg_tensorinv.default,
         aten.linalg_lu_factor.default,
         aten.linalg_ldl_factor.default,
+        aten.one_hot.default,
     }
 )
 """Ops that raise for some values, in a decomposition as a call without a result; whole, they are opaque."""
