@@ -112,6 +112,10 @@ RESNET = ((64, 112), (64, 56), (256, 56), (128, 56), (128, 28), (512, 28), (256,
 RESNET += ((512, 14), (512, 7), (2048, 7))
 
 
+PLANES = ((16, 640, 32, 32), (16, 1280, 16, 16), (8, 320, 96, 96), (64, 512, 14, 14), (128, 512, 7, 7))
+"""Images by channel, with planes that no tile divides, or several of which make one."""
+
+
 def works() -> Iterator[Work]:
     """All of them. A norm's backward reads the cotangent and the input, and writes a gradient; beside a sum
     that goes on, it also reads the sum's own cotangent."""
@@ -128,6 +132,10 @@ def works() -> Iterator[Work]:
         least = 3 if nhwc else 2
         yield Work("group_norm_silu", group_norm_silu, (IMAGES, c, c), least, 5, nhwc, "group_norm")
         yield Work("batch_norm_relu", batch_norm_relu, (IMAGES, c, c), 3, 5, nhwc)
+    for image in PLANES:
+        c = (image[1],)
+        yield Work("group_norm_silu", group_norm_silu, (image, c, c), 2, 5, liger="group_norm")
+        yield Work("batch_norm_relu", batch_norm_relu, (image, c, c), 3, 5)
     for channels, size in RESNET:
         image, c = (128, channels, size, size), (channels,)
         yield Work("batch_norm_add_relu", batch_norm_add_relu, (image, image, c, c), 4, 7, True)
