@@ -2,11 +2,13 @@
 
 A named kernel is planned for itself, and what reads it is another, which reads the rows again: an
 activation after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are
-short enough for the L2 and many enough to fill the GPU, one kernel does both.
+short enough for the L2 and many enough to fill the GPU, one kernel does both. Likewise where a batch norm's
+rows, a channel's planes, are so few that a program holds them: all of it but the sums, in both directions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from egcompile.extract.extraction import KernelPlan
@@ -17,6 +19,15 @@ from egcompile.schedule.pairs import Base, bases, in_pairs
 
 NORMS = ("group_moments", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 """Named kernels of rows that are the last axes of their first operand."""
+
+CHANNEL_NORMS = ("batch_moments", "batch_norm_sums")
+"""Named kernels of rows that are a channel's planes, in all samples, of their first operand `[N, C, *]`."""
+
+LONGEST_CHANNEL = 2**14
+"""Elements of a row of planes, as many as a program holds."""
+
+LEAST_PLANE_BYTES = 64
+"""Of planes that lie apart: smaller ones are not read at full speed."""
 
 LONGEST_ROW_BYTES = 2**17
 """Of the first operand: longer rows of a group norm are faster in two kernels than read again from the L2."""
@@ -34,14 +45,9 @@ def onwards(
 
 def _follows(first: KernelPlan, second: KernelPlan, base: Base, buffers: Mapping[Node, Buffer]) -> bool:
     """Whether `first` is a norm of shorter rows, and `second` pointwise work on its points in their order."""
-    if first.root.op.name not in NORMS or not isinstance(first.root.type, tuple):
-        return False
-    if bases(second, base).isdisjoint(first.writes):
+    if bases(second, base).isdisjoint(first.writes) or not _has_short_rows(first.root):
         return False
     points = first.root.inputs[0].tensor.numel
-    rows = min(type.numel for type in first.root.type)
-    if rows < FEWEST_ROWS or points * first.root.inputs[0].dtype.itemsize > rows * LONGEST_ROW_BYTES:
-        return False
     for node in (*second.nodes, second.root):
         moves = node.op.kind is Kind.MOVEMENT and node.op.name not in ("reshape", "expand")
         if moves or node.op.kind not in (Kind.POINTWISE, Kind.MOVEMENT, Kind.LEAF):
@@ -50,6 +56,20 @@ def _follows(first: KernelPlan, second: KernelPlan, base: Base, buffers: Mapping
         return False
     touched = (*first.reads, *first.writes, *second.reads, *second.writes)
     return all(_in_order(buffers[n]) for n in touched if base(n).tensor.numel == points)
+
+
+def _has_short_rows(norm: Node) -> bool:
+    """Whether it is a norm of enough rows, each short enough to be on chip, or in the L2, once it is read."""
+    if norm.op.name not in (*NORMS, *CHANNEL_NORMS) or not isinstance(norm.type, tuple):
+        return False
+    x = norm.inputs[0].tensor
+    rows = min(type.numel for type in norm.type)
+    if rows < FEWEST_ROWS:
+        return False
+    if norm.op.name in NORMS:
+        return x.nbytes <= rows * LONGEST_ROW_BYTES
+    plane = math.prod(x.shape[2:]) * x.dtype.itemsize
+    return x.numel <= rows * LONGEST_CHANNEL and plane >= LEAST_PLANE_BYTES
 
 
 def _in_order(buffer: Buffer) -> bool:

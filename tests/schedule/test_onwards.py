@@ -10,12 +10,18 @@ from egcompile.ir.node import Node
 from egcompile.ops import (
     add,
     add_layer_norm,
+    batch_moments,
+    batch_norm_sums,
+    cast,
     evaluate,
     expand,
+    full,
     gelu,
     group_moments,
+    gt,
     layer_norm,
     mul,
+    relu,
     reshape,
     rms_norm,
     silu,
@@ -68,6 +74,51 @@ def test_a_group_norm_and_its_activation() -> None:
 def test_channels_last_groups_lie_strewn() -> None:
     y, _ = normalized(leaf("x", 8, 32, 4, 6), groups=16)
     assert len(launches(silu(y), strides={"x": (32 * 24, 1, 32 * 6, 32)})) == 2
+
+
+def by_channel(vector: Node, x: Node) -> Node:
+    return expand(reshape(vector, shape=(1, x.shape[1], 1, 1)), shape=x.shape)
+
+
+def batch_norm(x: Node) -> tuple[Node, Node, Node]:
+    """Without parameters, by its moments; and these."""
+    mean, _, rstd = batch_moments(x, eps=1e-5)
+    return mul(sub(x, by_channel(mean, x)), by_channel(rstd, x)), mean, rstd
+
+
+def batch_norm_backward(x: Node, mean: Node, rstd: Node, ct: Node) -> tuple[Node, Node]:
+    """Of a batch norm with a ReLU's gradient before it: what the input gets, and the weight."""
+    ct = mul(ct, cast(gt(x, full(0.0, x.shape, torch.float32)), torch.float32))
+    total, along, dw, _ = batch_norm_sums(x, mean, rstd, ct, dtype=torch.float32)
+    count = full(1.0 / (x.tensor.numel // x.shape[1]), x.shape, torch.float32)
+    x_hat = mul(sub(x, by_channel(mean, x)), by_channel(rstd, x))
+    shares = mul(count, add(by_channel(total, x), mul(x_hat, by_channel(along, x))))
+    return mul(by_channel(rstd, x), sub(ct, shares)), dw
+
+
+@pytest.mark.parametrize("plane", [(7, 7), (6, 6), (4, 20)])
+def test_a_batch_norm_of_small_planes(plane: tuple[int, int]) -> None:
+    x, ct = leaf("x", 5, 80, *plane), leaf("ct", 5, 80, *plane)
+    y, mean, rstd = batch_norm(x)
+    (launch,) = launches(relu(y), mean, rstd)
+    assert len(launch.outputs) == 3
+    (launch,) = launches(*batch_norm_backward(x, leaf("mean", 80), leaf("rstd", 80), ct))
+    assert len(launch.outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((5, 80, 6, 6), (80 * 36, 1, 80 * 6, 80)),
+        ((2, 80, 3, 4), None),
+        ((5, 40, 6, 6), None),
+        ((2, 80, 92, 92), None),
+    ],
+    ids=["channels_last", "tiny planes", "few channels", "large planes"],
+)
+def test_other_batch_norms_stay_apart(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> None:
+    y, _, _ = batch_norm(leaf("x", *shape))
+    assert len(launches(relu(y), strides=None if strides is None else {"x": strides})) > 1
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "read by others"])
