@@ -6,7 +6,7 @@ Every number here can be overridden: `generate(kernel, target, config=Config(num
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -85,21 +85,25 @@ def pow2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def flat_config(length: int, numel: int, reads: int, target: Target) -> Config:
+def flat_config(length: int, numel: int, reads: int, target: Target, shared: Collection[int] = ()) -> Config:
     """Pointwise work on `numel` points in runs of `length`, 16 a thread; fewer where that leaves SMs idle.
 
     Where it `reads` several tensors of as many points, a program is one warp; of a run of up to 1024 it takes
-    all, with four.
+    all, with four. Beside one tensor, loads of what neighbours in short runs have `shared` keep twice
+    the warps busy.
     """
     if reads > 1 and 512 < length <= 1024 and numel >= 2**11 * target.sms:
         return Config(1, 1024, 4, 1)
     block = 512 if reads > 1 else 2048
     while block > 128 and -(-numel // block) < 2 * target.sms:
         block //= 2
-    return Config(1, min(block, pow2(length)), max(1, min(4, block // 512)), 1)
+    warps = max(1, min(4, block // 512))
+    if reads < 2 and any(2 <= run < 512 and run % 8 for run in shared):
+        warps *= 2
+    return Config(1, min(block, pow2(length)), warps, 1)
 
 
-def fold(runs: Iterable[int], block: int) -> int:
+def fold(runs: Collection[int], block: int) -> int:
     """Length of the runs into which a tile of `block` neighbours is folded; 0 where it is not.
 
     `runs` are how many neighbours share an element of each input. What all of a folded run share is read and
@@ -280,7 +284,7 @@ def columns_config(shape: Shape, target: Target) -> Config:
     if parts == 2 and shape.along_cols and cols >= 256:
         rows, cols, parts = 2 * rows, cols // 2, 1  # as many programs, and no other kernel to add up theirs
     elif parts == 2 and not shape.along_cols:
-        rows, parts = min(2 * rows, pow2(shape.rows)), 1  # half as many, with as much in flight
+        rows, parts = 2 * rows, 1  # half as many, with as much in flight
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
     return Config(rows, cols, warps, in_flight, max(1, parts))
 

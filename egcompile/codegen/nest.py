@@ -226,12 +226,16 @@ def _layout(anchor: Node, kind: str, kernel: Kernel) -> Layout:
     nearest = [min(group, default=2**62) for group in steps]
     rows, cols = axes if kind == "rows" else axes[::-1]
     along_reduced = nearest[1] <= nearest[0]
+
+    def together(group: int) -> int:
+        """Neighbours in memory along these axes, before a step along the others."""
+        return math.prod(n for i in groups[group] for n, s in factors[i] if 0 < s < nearest[1 - group])
+
     if along_reduced and kind == "rows":
-        run = math.prod(n for i in dims for n, s in factors[i] if 0 < s < nearest[0])
+        run = together(1)
         along_reduced = run * anchor.inputs[0].dtype.itemsize >= SECTOR_BYTES or run == sizes[1]
     along_cols = along_reduced == (kind == "rows")
-    near = int(along_reduced)
-    run = math.prod(n for i in groups[near] for n, s in factors[i] if 0 < s < nearest[1 - near])
+    run = together(int(along_reduced))
     vector = math.gcd(8, run, *(s for group in steps for s in group if s >= run))
     return Layout(kind, rows, cols, shape, index, kept, reduced, along_cols, vector)
 

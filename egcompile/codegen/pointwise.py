@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from egcompile.codegen.heuristics import (
     Config,
@@ -58,13 +57,9 @@ def pointwise_function(
         digits = _rows_and_columns(axes[1], axes[2], sizes)
         settings = repeating_config(points.size // inner, inner, reads, target).override(config)
     else:
-        settings = flat_config(points.size, points.size, reads, target)
-        if reads < 2 and any(2 <= n < 512 and n % 8 for n in _runs(kernel, walk, points)):
-            settings = replace(
-                settings, num_warps=2 * settings.num_warps
-            )  # which loads of what is shared busy
-        settings = settings.override(config)
-        run = 0 if walk.guarded else fold(_runs(kernel, walk, points), settings.block_cols)
+        runs = _runs(kernel, walk, points)
+        settings = flat_config(points.size, points.size, reads, target, runs).override(config)
+        run = 0 if walk.guarded else fold(runs, settings.block_cols)
         return _flat(name, kernel, points, writes, settings, program, run)
     writes, walk = _writes(kernel, _in_order(digits, order))
     return _tiled(name, kernel, axes, writes, settings, bool(walk.guarded), program)

@@ -29,6 +29,7 @@ class Reducer:
 
     A tile has a dimension for each of rows and columns of which it holds several: `[BLOCK_ROWS, BLOCK_COLS]`,
     one of them, or none. Reductions of a two-dimensional tile keep the dimension, so all values broadcast.
+    Columns alone may be folded into runs of `run` (0: they are not), `[BLOCK_COLS // RUN, RUN]`.
     """
 
     def __init__(self, nest: Nest, tile: Tile) -> None:
@@ -38,10 +39,9 @@ class Reducer:
         self.rows_vector = nest.config.block_rows > 1 or (guarded and self.rows.size > 1)
         self.cols_vector = nest.config.block_cols > 1 or (guarded and self.cols.size > 1)
         self.flat = not (self.rows_vector and self.cols_vector)
-        self.run = 0  # of the columns, of which a tile is folded into runs
-        if self.flat and self.cols_vector and not guarded:
-            self.run = fold(nest.runs, nest.config.block_cols)
-            self.run = self.run if self.run < nest.config.block_cols else 0  # a tile's number says as much
+        folds = self.flat and self.cols_vector and not guarded
+        run = fold(nest.runs, nest.config.block_cols) if folds else 0
+        self.run = run if run < nest.config.block_cols else 0  # one of a whole tile is the tile's number
         self.absorbed = _absorbed(nest.kernel)
         self.taken: set[str] = set()
         self.picked: set[Axis] = set()
@@ -146,11 +146,11 @@ class Reducer:
 
     def shape(self, axes: frozenset[Axis]) -> str:
         """The shape of a tile over some of the axes; empty for a scalar."""
+        if self.run and self.cols in axes:
+            return "(BLOCK_COLS // RUN, RUN)"
         sizes = []
         if self.rows_vector:
             sizes.append("BLOCK_ROWS" if self.rows in axes else "1")
-        if self.run and self.cols in axes:
-            return "(BLOCK_COLS // RUN, RUN)"
         if self.cols_vector:
             sizes.append("BLOCK_COLS" if self.cols in axes else "1")
         if all(size == "1" for size in sizes):

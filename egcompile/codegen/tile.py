@@ -166,7 +166,10 @@ class Tile:
         return f"{name} + {{0}}", (self.index(where),)
 
     def mask(self, axes: frozenset[Axis], guard: Value | None = None) -> Value | None:
-        """Which lanes are in range along `axes` and within the guard; None for all."""
+        """Which lanes are in range along `axes` and within the guard; None for all.
+
+        Where a point is in range, so are its tile and its run.
+        """
         within = {number for axis, (number, _) in self.tiles.items() if axis in axes}
         ordered = sorted(axes - within, key=lambda a: list(self.axes).index(a))
         masks = [m for a in ordered if (m := self.axes[a].mask) is not None]
@@ -193,9 +196,10 @@ class Tile:
         self.tiles[axis] = numbers, size
 
     def bind_runs(self, scope: Scope, axis: Axis, numbers: str, size: int, run: int) -> Value:
-        """The index along an axis of which a tile of `size` is folded into runs of `run`, named RUN.
+        """Binds which runs of `run` points (in the text RUN) a tile of `size`, folded into them, has.
 
-        `numbers` is the text of which runs those are. What is one for all of a run is then `[runs, 1]`.
+        `numbers` is their text. What is one for all of a run is then `[runs, 1]`. Returns the index along the
+        axis, `[runs, RUN]`, which the caller binds.
         """
         runs = runs_of(axis, run)
         scope.axes |= {runs}

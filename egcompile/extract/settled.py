@@ -37,7 +37,7 @@ def settled(table: Choices) -> frozenset[int]:
     for (a, b), least in _compared(table, of).items():
         mine, theirs = of(a), of(b)
         found |= {k[0] for k in mine.keys() & theirs.keys() if max(mine[k], theirs[k]) >= least}
-    return frozenset(c for c in found if any(_computes(table.sites[n]) for n in table.nodes[c]))
+    return frozenset(c for c in found if _computes(table, c))
 
 
 def _compared(table: Choices, handed: Callable[[int], Handed]) -> dict[tuple[int, ...], int]:
@@ -84,7 +84,15 @@ def _signs(site: Site, sign: int) -> tuple[int, ...]:
     return (-sign,) if site.op.name == "neg" else (sign,)
 
 
-def _computes(site: Site) -> bool:
-    if site.role in (Role.INPUT, Role.CONSTANT):
-        return False
-    return not any(hands_on(site, position) for position in range(len(site.operands)))
+def _computes(table: Choices, c: int) -> bool:
+    """Whether an op makes a class, or the tuple that it is an output of, of other elements than its own."""
+    for n in table.nodes[c]:
+        site = table.sites[n]
+        if site.role is Role.PROJECTION:
+            made = _computes(table, table.operands[n][0])
+        else:
+            kept = any(hands_on(site, position) for position in range(len(site.operands)))
+            made = site.role not in (Role.INPUT, Role.CONSTANT) and not kept
+        if made:
+            return True
+    return False

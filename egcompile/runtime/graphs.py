@@ -1,9 +1,9 @@
 """CUDA graphs of a plan's forward and backward: a step's launches become two replays.
 
 A graph reads and writes fixed memory. An input that lies where it lay when the graph was captured (a
-parameter) is read in place; others are copied to memory of the graph's own. What a caller gets is copied out
-again, so that nothing it holds ever changes; what only the backward reads stays. Where a replay would
-overwrite values that a pending backward still needs, the launches run one by one instead.
+parameter) is read in place; others are copied to memory of the graph's own. What a caller gets of the forward
+is copied out again, so that nothing it holds ever changes; what only the backward reads stays. Where a replay
+would overwrite values that a pending backward still needs, the launches run one by one instead.
 
 Gradients are lent: a caller gets them where the graph wrote them, as most loops let go of them (`zero_grad`)
 before the next forward. The first time that one does not, both graphs are captured anew, in other memory, and
@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,13 +97,14 @@ class Shared:
     pool      of memory: one graph's temporaries lie where the other's do, or its results
     lock      threads take turns, so that none overwrites what another has not yet copied out
     lends     whether gradients are handed out in place
+    graphs    those of the two; they own this, and not it them: a plan's GPU memory goes when the plan does
     """
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
         self.lock = threading.RLock()
         self.lends = True
-        self.graphs: list[Graphed] = []
+        self.graphs: weakref.WeakSet[Graphed] = weakref.WeakSet()
 
     def reclaim(self) -> None:
         """Leaves to the caller what it was lent and still has, for good: nothing is replayed there again."""
@@ -130,7 +132,7 @@ class Graphed:
         before: tuple[Graphed, Mapping[int, int]] | None = None,
     ) -> None:
         self.run, self.shared, self.outputs, self.before = run, shared, outputs, before
-        shared.graphs.append(self)
+        shared.graphs.add(self)
         self.seen: list[int] = []
         self.moving: set[int] = set()
         self.captured: _Captured | None = None
@@ -149,11 +151,11 @@ class Graphed:
         """The graph, with these inputs where it reads them; None where the launches are to run one by one."""
         if self.refused or torch.cuda.is_current_stream_capturing():
             return None
+        self.shared.reclaim()  # before any graph is asked for: it may be gone then
         before, expected = self.expected()
         addresses = [x.data_ptr() for x in inputs]
         if expected is None or any(addresses[i] != address for i, address in expected.items()):
             return None
-        self.shared.reclaim()
         captured = self.captured
         if captured is not None and captured.pending():
             return None

@@ -16,6 +16,7 @@ from egcompile.ops import (
     expand,
     full,
     ge,
+    layer_norm,
     max_pool2d,
     maximum,
     minimum,
@@ -69,6 +70,11 @@ def test_a_call_of_aten_may_have_chosen() -> None:
     assert found(eq(image, pooled)) == {Z}
 
 
+def test_an_output_of_a_named_kernel_is_settled_by_what_makes_it() -> None:
+    normed = layer_norm(X, leaf("w", 8), leaf("b", 8), eps=1e-5)
+    assert normed[0] in found(eq(normed[0], expand(amax(normed[0], (1,)), (4, 8))))
+
+
 def test_what_is_rounded_is_another_value() -> None:
     narrow = cast(Z, torch.bfloat16)
     wide = cast(narrow, torch.float32)
@@ -95,6 +101,17 @@ def test_settled_values_are_read_from_memory_by_what_hands_them_on() -> None:
         assert "compared, to the bit" in str(why(reader, reader.inputs.index(Z)))
     for reader in (mul(Z, Y), sum(Z, (1,)), cast(Z, torch.float16)):
         assert why(reader, 0) is None
+
+
+def test_no_budget_has_a_settled_value_made_again() -> None:
+    def peaks(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        z = torch.nn.functional.layer_norm(x, (256,), w)
+        return torch.where(z == z.amax(1, keepdim=True), z, 0.0)
+
+    inputs = [torch.randn(64, 256, requires_grad=True), torch.randn(256, requires_grad=True)]
+    plan = egcompile.optimize(egcompile.trace(peaks, inputs), target="cuda:90", memory_budget=0.0)
+    again = plan.explain().partition("computed again")[2]
+    assert "layer_norm: " in again and "[64,256]" not in again, again
 
 
 def test_a_plan_says_why() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -221,6 +223,32 @@ def test_a_gradient_that_is_kept_stays_as_it_is(replays: Replays) -> None:
             held.append(g)
         del g, kept
     assert held[0].tolist() == [4] * 3 and sum(replays) >= 8
+
+
+def test_a_second_backward_of_one_forward_is_no_reason_to_capture(replays: Replays) -> None:
+    """What the first lent is still there: the graphs go, and with them the forward's, whose values it has."""
+    first, second = _two(shared := Shared())
+    for step in range(4):
+        _, kept = first([torch.full((3,), float(step))])
+        (g,) = second([kept, torch.ones(3)])
+        if step < 3:
+            del g, kept
+    captures = len(replays)
+    (again,) = second([kept, torch.ones(3)])
+    assert g is not None and again is not None and g.tolist() == again.tolist() == [4] * 3
+    assert not shared.lends and first.captured is second.captured is None and len(replays) == captures
+
+
+def test_graphs_go_when_the_plan_does(replays: Replays) -> None:
+    """Their memory is the GPU's: it cannot wait for a collection of cycles."""
+    first, second = _two(Shared())
+    gone = [weakref.ref(first), weakref.ref(second)]
+    gc.disable()
+    try:
+        del first, second
+        assert [x() for x in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_threads_take_turns(replays: Replays) -> None:
