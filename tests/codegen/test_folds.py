@@ -26,7 +26,7 @@ from egcompile.ops import (
 )
 from egcompile.schedule.kernel import Kernel
 from egcompile.target import Target
-from tests.codegen.harness import build, check
+from tests.codegen.harness import build, check, cubins
 from tests.codegen.test_loops import CLOSE, group_norm
 
 
@@ -95,18 +95,31 @@ REDUCED = {
 }
 
 
-@pytest.mark.parametrize("config", [None, Config(block_cols=32), Config(block_rows=4, block_cols=32)])
-@pytest.mark.parametrize("cols", [(6, 16), (5, 12), (4, 32), (3, 49)])
-@pytest.mark.parametrize("name", REDUCED)
-def test_reductions_of_what_runs_share(name: str, cols: tuple[int, int], config: Config | None) -> None:
-    """Each of a run's points counts, of which a folded tile has one value."""
-    n, run = cols
+def reduced(name: str, n: int, run: int) -> Kernel:
+    """Nine rows, of which `run` neighbours share each of `n` elements of another tensor."""
 
     def body(x: Node, s: Node) -> Any:
         shared = reshape(broadcast_to(reshape(s, shape=(9, n, 1)), (9, n, run)), shape=(9, n * run))
         return REDUCED[name](x, shared)
 
-    check(build(body, f"f32[9,{n * run}]", f"f32[9,{n}]"), config, **CLOSE)
+    return build(body, f"f32[9,{n * run}]", f"f32[9,{n}]")
+
+
+@pytest.mark.parametrize("config", [None, Config(block_cols=32), Config(block_rows=4, block_cols=32)])
+@pytest.mark.parametrize("cols", [(6, 16), (5, 12), (4, 32), (3, 49)])
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions_of_what_runs_share(name: str, cols: tuple[int, int], config: Config | None) -> None:
+    """Each of a run's points counts, of which a folded tile has one value."""
+    check(reduced(name, *cols), config, **CLOSE)
+
+
+@pytest.mark.parametrize("config", [Config(block_rows=1), Config(block_rows=1, block_cols=32)])
+@pytest.mark.parametrize("name", REDUCED)
+def test_folded_reductions_compile(name: str, config: Config) -> None:
+    """Whole rows and tiles of them, whose last one overhangs: the compiler is stricter with shapes."""
+    kernel = reduced(name, 5, 12)
+    assert "RUN" in text_of(kernel, config)
+    assert cubins(kernel, 90, config)
 
 
 def test_guards_are_not_folded() -> None:
