@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from egcompile.extract.choices import Choices
 from egcompile.extract.fusible import LOOPS, Role, Space, fusible
 from egcompile.extract.layout import is_channels_last, results, view
-from egcompile.extract.settled import settled
+from egcompile.extract.settled import settled as settled_classes
 from egcompile.ir.buffer import Buffer
 
 LONGEST_CHAIN = 32
@@ -60,12 +60,12 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
     forward, backward = _phases(table, depends)
     layouts = _layouts(table, strides, outputs)
     viewable = _viewable(table, layouts, backward)
-    bitwise = settled(table)
-    carried = _carried(table, bitwise)
-    evaluable = _evaluable(table, viewable, carried, bitwise)
-    writable = _writable(table, viewable, carried, evaluable, outputs, bitwise)
+    settled = settled_classes(table)
+    carried = _carried(table, settled)
+    evaluable = _evaluable(table, viewable, carried, settled)
+    writable = _writable(table, viewable, carried, evaluable, outputs, settled)
     memory = _memory(table, viewable, writable)
-    inline = _inline(table, carried, evaluable, bitwise)
+    inline = _inline(table, carried, evaluable, settled)
     return Facts(
         layouts=layouts,
         viewable=viewable,
@@ -78,7 +78,7 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
         forward=forward,
         backward=backward,
         outputs=outputs,
-        settled=bitwise,
+        settled=settled,
     )
 
 
@@ -148,14 +148,14 @@ def _layout(
 
 
 def _apart(
-    table: Choices, bitwise: Collection[int], m: int, n: int, position: int, carried: Collection[Space]
+    table: Choices, settled: Collection[int], m: int, n: int, position: int, carried: Collection[Space]
 ) -> str | None:
     """Why e-node `m` cannot be computed as that operand of `n`, in a kernel around `n`; None if it can."""
-    site, settled = table.sites[n], table.owner[m] in bitwise
-    return fusible(table.sites[m], site, position, site, carried, settled)
+    site = table.sites[n]
+    return fusible(table.sites[m], site, position, site, carried, table.owner[m] in settled)
 
 
-def _carried(table: Choices, bitwise: Collection[int]) -> list[frozenset[Space]]:
+def _carried(table: Choices, settled: Collection[int]) -> list[frozenset[Space]]:
     """Upwards from the row reductions, along the edges by which a reader can compute them."""
     carried: list[frozenset[Space]] = [frozenset()] * len(table.enodes)
     queue = []
@@ -167,7 +167,7 @@ def _carried(table: Choices, bitwise: Collection[int]) -> list[frozenset[Space]]
         n = queue.pop()
         for m, position in table.consumers[table.owner[n]]:
             site = table.sites[m]
-            if site.role not in LOOPS or _apart(table, bitwise, n, m, position, carried[n]):
+            if site.role not in LOOPS or _apart(table, settled, n, m, position, carried[n]):
                 continue
             if not carried[n] <= carried[m]:
                 carried[m] |= carried[n]
@@ -176,14 +176,14 @@ def _carried(table: Choices, bitwise: Collection[int]) -> list[frozenset[Space]]
 
 
 def _evaluable(
-    table: Choices, viewable: list[bool], carried: list[frozenset[Space]], bitwise: Collection[int]
+    table: Choices, viewable: list[bool], carried: list[frozenset[Space]], settled: Collection[int]
 ) -> list[bool]:
     """A viewable movement is computed inside a kernel only with its operand; else it is read as a view."""
     evaluable = [site.role in LOOPS and not viewable[n] for n, site in enumerate(table.sites)]
     for n in range(len(table.sites)):  # operands first
         if viewable[n]:
             evaluable[n] = any(
-                evaluable[m] and _apart(table, bitwise, m, n, 0, carried[m]) is None
+                evaluable[m] and _apart(table, settled, m, n, 0, carried[m]) is None
                 for m in table.nodes[table.operands[n][0]]
             )
     return evaluable
@@ -195,7 +195,7 @@ def _writable(
     carried: list[frozenset[Space]],
     evaluable: list[bool],
     outputs: frozenset[int],
-    bitwise: Collection[int],
+    settled: Collection[int],
 ) -> list[bool]:
     """Where writing can pay: a returned value, one with several readers, or one not to be had otherwise.
 
@@ -216,7 +216,7 @@ def _writable(
             or any(carried[n] for n in loops)
             or depth[c] % LONGEST_CHAIN == LONGEST_CHAIN - 1
             or any(_wants(table, viewable, carried, wanted, c, m, p) for m, p in readers)
-            or any(_apart(table, bitwise, n, m, p, carried[n]) for m, p in readers for n in loops)
+            or any(_apart(table, settled, n, m, p, carried[n]) for m, p in readers for n in loops)
         )
     return [
         want and any(writes(table, viewable, evaluable, n) for n in nodes)
@@ -278,13 +278,13 @@ def _depends(table: Choices) -> list[int]:
 
 
 def _inline(
-    table: Choices, carried: list[frozenset[Space]], evaluable: list[bool], bitwise: Collection[int]
+    table: Choices, carried: list[frozenset[Space]], evaluable: list[bool], settled: Collection[int]
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     return {
         (n, position): tuple(
             m
             for m in table.nodes[k]
-            if evaluable[m] and _apart(table, bitwise, m, n, position, carried[m]) is None
+            if evaluable[m] and _apart(table, settled, m, n, position, carried[m]) is None
         )
         for n, operands in enumerate(table.operands)
         for position, k in enumerate(operands)
