@@ -89,8 +89,9 @@ def flat_config(length: int, numel: int, reads: int, target: Target, shared: Col
     """Pointwise work on `numel` points in runs of `length`, 16 a thread; fewer where that leaves SMs idle.
 
     Where it `reads` several tensors of as many points, a program is one warp; of a run of up to 1024 it takes
-    all, with four. Beside one tensor, loads of what neighbours in short runs have `shared` keep twice
-    the warps busy.
+    all, with four. Beside no more than one tensor, loads of what short runs share keep twice the warps busy.
+
+    shared   how many neighbours share an element of each input
     """
     if reads > 1 and 512 < length <= 1024 and numel >= 2**11 * target.sms:
         return Config(1, 1024, 4, 1)
