@@ -269,9 +269,10 @@ def columns_config(shape: Shape, target: Target) -> Config:
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
     tile = _tile_of_sums(shape)
-    if not shape.along_cols and shape.vector < 2:  # loads of single elements of 16 bits cannot be ahead
+    loaded = shape.vector * min(shape.reads, default=4)
+    if not shape.along_cols and loaded < 4:  # no copy of fewer bytes goes ahead
         tile = tile._replace(points=8192, lane=32, stages=1)
-    elif not shape.along_cols and shape.vector < 8:
+    elif not shape.along_cols and loaded < 16:
         tile = tile._replace(points=tile.points // 2, lane=8)
     if shape.along_cols:
         cols = min(tile.run, pow2(shape.cols))

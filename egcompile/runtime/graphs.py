@@ -72,8 +72,11 @@ class _Captured:
         return any(users(memory) > own for memory, own in self.left.items())
 
     def borrowed(self) -> bool:
-        """Whether the caller still has what it was lent, or aliases of it."""
-        return any(users(memory) > own for memory, own in self.lent.items())
+        """Whether the caller still has what it was lent, or aliases of it; or has freed the memory itself."""
+        if not self.lent:
+            return False
+        kept = any(users(memory) > own for memory, own in self.lent.items())
+        return kept or any(x is not None and x.data_ptr() != at for x, at in zip(self.results, self.lie))
 
 
 class _Copied:
@@ -199,7 +202,7 @@ class Graphed:
                 return None
         logger("kernels").debug("captured a graph; %d of %d inputs are copied", len(own), len(inputs))
         count = len(results) if self.outputs is None else self.outputs
-        lent = self.lent(results, reads)
+        lent = self.lendable(results, reads)
         return _Captured(
             replay,
             next(_numbers),
@@ -218,7 +221,7 @@ class Graphed:
             _users(lent),
         )
 
-    def lent(self, results: Results, reads: Sequence[Tensor]) -> set[int]:
+    def lendable(self, results: Results, reads: Sequence[Tensor]) -> set[int]:
         """Memory of results that the caller gets in place: in each lies one of them, and no input."""
         if self.before is None or not self.shared.lends:
             return set()

@@ -251,6 +251,19 @@ def test_graphs_go_when_the_plan_does(replays: Replays) -> None:
         gc.enable()
 
 
+def test_memory_that_the_caller_freed_is_not_written(replays: Replays) -> None:
+    """As what shards tensors does, by resizing storages."""
+    first, second = _two(shared := Shared())
+    for step in range(6):
+        _, kept = first([torch.full((3,), float(step))])
+        (g,) = second([kept, torch.ones(3)])
+        assert g is not None and g.tolist() == [step + 1] * 3
+        if step == 3:
+            g.untyped_storage().resize_(0)
+        del g, kept
+        assert shared.lends == (step < 4)
+
+
 def test_threads_take_turns(replays: Replays) -> None:
     """None has its inputs overwritten by another before its results are copied out."""
 
