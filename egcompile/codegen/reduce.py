@@ -10,7 +10,7 @@ import torch
 from egcompile.codegen.heuristics import fold
 from egcompile.codegen.index import BIJECTIVE, Axis, Index
 from egcompile.codegen.nest import Nest
-from egcompile.codegen.scalar import TL_DTYPES, literal
+from egcompile.codegen.scalar import TL_DTYPES, literal, typed
 from egcompile.codegen.text import Line, Value, named
 from egcompile.codegen.tile import AxisTile, Scope, Tile, runs_of
 from egcompile.codegen.walk import Indices
@@ -51,6 +51,8 @@ class Reducer:
         name, acc = node.op.name, accumulate_dtype(node.dtype)
         value = self.spread(value) if axis is self.cols else value
         if axis not in value.axes:
+            if name == "sum" and value.literal is not None:
+                return literal(value.literal * axis.size, acc)
             if name == "sum":
                 return self.emit("{0} * {1}", value, literal(axis.size, acc), hint="total")
             return value
@@ -137,7 +139,7 @@ class Reducer:
         template = f"{name} += {{0}}"
         if node.op.name not in _SUMS:
             template = f"{name} = {self.pair(node).format(name, '{0}')}"
-        scope.block.items.append(Line(template, (value,)))
+        scope.block.items.append(Line(template, (typed(value),)))
 
     def pair(self, node: Node) -> str:
         """The larger, or smaller, of `{0}` and `{1}`."""

@@ -99,8 +99,8 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _typed(operand: Value) -> Value:
-    """A literal as a scalar of its dtype: a bare number would be fp32, or int32, in a function's argument."""
+def typed(operand: Value) -> Value:
+    """A literal as a scalar of its dtype: in an argument, a bare number would be fp32, or int32."""
     dtype = operand.dtype
     if operand.literal is None or dtype == torch.float32 or dtype is None:
         return operand
@@ -124,7 +124,7 @@ def pointwise(node: Node, operands: tuple[Value, ...], exact: bool = True) -> Va
         return _cast(node, operands[0])
     template = _template(node, operands, exact)
     if "(" in template or operands[0].dtype == torch.bool:
-        operands = tuple(map(_typed, operands))
+        operands = tuple(map(typed, operands))
     return Value(template, operands, acc, axes, _HINTS.get(node.op.name, node.op.name), _zero(node, operands))
 
 
@@ -153,7 +153,7 @@ def _cast(node: Node, x: Value) -> Value:
         template = f"{{0}}.to({TL_DTYPES[target]}).to({TL_DTYPES[acc]})"
     if target == acc == source:
         return x
-    return Value(template, (_typed(x),), acc, x.axes, x.hint, x.zero)
+    return Value(template, (typed(x),), acc, x.axes, x.hint, x.zero)
 
 
 def rounded(x: Value, dtype: torch.dtype) -> Value:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from egcompile.codegen.index import Axis, Digit, Index, offset, operand_index
-from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise, rounded
+from egcompile.codegen.scalar import TL_DTYPES, literal, pointwise, rounded, typed
 from egcompile.codegen.source import span
 from egcompile.codegen.text import Block, Line, Value
 from egcompile.errors import CompileError
@@ -151,9 +151,7 @@ class Tile:
         scope = self.scope_of(axes)
         if value.template == f"{{0}}.to({TL_DTYPES[buffer.type.dtype]}).to(tl.float32)":
             value = value.operands[0]  # the store rounds
-        if buffer.type.dtype == torch.bool and value.literal is not None:
-            value = Value(f"tl.full((), {bool(value.literal)}, tl.int1)", dtype=torch.bool)
-        operands = (*operands, value)
+        operands = (*operands, typed(value))
         template = f"tl.store({pointer}, {{{len(operands) - 1}}}"
         if mask is not None:
             operands = (*operands, mask)
@@ -332,7 +330,7 @@ class Tile:
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         axes = condition.axes | a.axes | b.axes
         zero = a.zero if b.literal == 0 else frozenset[Axis]()
-        value = Value("tl.where({0}, {1}, {2})", (condition, a, b), a.dtype, axes, a.hint, zero)
+        value = Value("tl.where({0}, {1}, {2})", (condition, typed(a), typed(b)), a.dtype, axes, a.hint, zero)
         return self.emit(value)
 
     # ---- scopes ----
