@@ -189,7 +189,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
     warps = rows * width // (1024 if width > 1024 else 512)
-    if width > 1024 and 5 * shape.cols <= 4 * width and shape.words <= 1:
+    light = shape.words <= 0.5 or (shape.words <= 1 and (shape.passes == 1 or width > 8192))
+    if width > 1024 and 5 * shape.cols <= 4 * width and light:
         warps //= 2
     return Config(rows, width, max(1, min(16, warps)), 1)
 
@@ -271,7 +272,8 @@ def columns_config(shape: Shape, target: Target) -> Config:
     tile = _tile_of_sums(shape)
     loaded = shape.vector * min(shape.reads, default=4)
     if not shape.along_cols and loaded < 4:  # no copy of fewer bytes goes ahead
-        tile = tile._replace(points=8192, lane=32, stages=1)
+        lane = 32 if _summed_words(shape) < 8 else 16  # which all wait in registers
+        tile = tile._replace(points=256 * lane, lane=lane, stages=1)
     elif not shape.along_cols and loaded < 16:
         tile = tile._replace(points=tile.points // 2, lane=8)
     if shape.along_cols:
@@ -285,10 +287,16 @@ def columns_config(shape: Shape, target: Target) -> Config:
     warps = max(1, min(8, rows * cols // (32 * tile.lane)))
     if parts == 2 and shape.along_cols and cols >= 256:
         rows, cols, parts = 2 * rows, cols // 2, 1  # as many programs, and no other kernel to add up theirs
-    elif parts == 2 and not shape.along_cols:
+    elif parts == 2 and not shape.along_cols and tile.stages > 1:
         rows, parts = 2 * rows, 1  # half as many, with as much in flight
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
     return Config(rows, cols, warps, in_flight, max(1, parts))
+
+
+def _summed_words(shape: Shape) -> float:
+    """Registers of a point of sums over rows: what is read, widened to 32 bits, and each sum, as wide."""
+    held = shape.words - sum(shape.reads) / 4
+    return (len(shape.reads) + held) * max(4, *shape.reads, 0) / 4
 
 
 class _Sums(NamedTuple):

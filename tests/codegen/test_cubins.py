@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from egcompile.ir import Node
 from egcompile.ops import (
     Kind,
+    add,
     amax,
     logical_not,
     logical_or,
+    mul,
     neg,
     ops_of,
     rms_norm_backward,
@@ -47,6 +51,20 @@ def test_backward_of_a_norm_does_not_spill(width: int) -> None:
         *(x, f"bf16[{width}]", "f32[4096,1]", x, x),
     )
     for function in cubins(kernel, 90):
+        assert function["spills"] == 0, function
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
+@pytest.mark.parametrize("images", ["512,128,7,7", "16,128,129,129"])
+@pytest.mark.parametrize("count", [2, 6])
+def test_sums_of_images_of_odd_sizes_do_not_spill(count: int, images: str, dtype: str) -> None:
+    """What single elements are read into waits in registers, as no load of 16 bits can be ahead."""
+
+    def sums(*values: Node) -> tuple[Node, ...]:
+        total = functools.reduce(add, values)
+        return sum(total, dims=(0, 2, 3)), sum(mul(total, values[0]), dims=(0, 2, 3))
+
+    for function in cubins(build(sums, *[f"{dtype}[{images}]"] * count), 90):
         assert function["spills"] == 0, function
 
 
