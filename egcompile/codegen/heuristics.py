@@ -184,7 +184,10 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
     if width == WHOLE_ROW // 2 and shape.words >= 3 and not _is_light(shape):
         return Config(1, 4096, 16, 1)
     if width <= 1024 and shape.cols < width and shape.rows * width >= 2**14 * target.sms:
-        return Config(1024 // width, width, 1, 1)  # lanes beyond the row idle: fewer of them, with more each
+        warps = 1 if shape.words <= 3 and max(shape.reads, default=4) <= 4 else 2  # or they would spill
+        return Config(
+            1024 // width, width, warps, 1
+        )  # lanes beyond the row idle: fewer of them, with more each
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
@@ -240,9 +243,14 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
     elif width > 512:
         points, warps, resident = 2048, 4, 4
     elif width > 64:
-        points, warps, resident = 2048 if width > 128 else 1024, 1, 8
+        waits = (
+            shape.vector * min(shape.reads, default=4) < 4
+        )  # in registers: no copy of fewer bytes goes ahead
+        points, warps, resident = 1024 if width <= 128 or waits else 2048, 1, 8
         if stages(points * sum(shape.reads), resident, most, target) < most:
             points, resident = 2048, 4
+        if stages(points * sum(shape.reads), resident, most, target) < most:
+            points = 1024
     else:
         points, warps, resident = 4096, 8, 2
     rows = min(max(1, points // width), pow2(shape.rows))
