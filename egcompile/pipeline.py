@@ -41,7 +41,7 @@ def mode_of(name: str) -> Mode:
 def budget_of(value: float) -> float:
     """A memory budget; raises ValueError where it is none."""
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"memory_budget is from 0 (save inputs alone) to 1 (the fastest plan), not {value}")
+        raise ValueError(f"memory_budget is from 0 (the fewest bytes) to 1 (the fastest plan), not {value}")
     return float(value)
 
 
