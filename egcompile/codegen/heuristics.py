@@ -295,7 +295,7 @@ def columns_config(shape: Shape, target: Target) -> Config:
     warps = max(1, min(8, rows * cols // (32 * tile.lane)))
     if parts == 2 and shape.along_cols and cols >= 256:
         rows, cols, parts = 2 * rows, cols // 2, 1  # as many programs, and no other kernel to add up theirs
-    elif parts == 2 and not shape.along_cols and tile.stages > 1:
+    elif parts == 2 and not shape.along_cols and tile.stages > 1 and across >= target.sms:
         rows, parts = 2 * rows, 1  # half as many, with as much in flight
     in_flight = stages(rows * cols * sum(shape.reads), tile.resident, tile.stages, target)
     return Config(rows, cols, warps, in_flight, max(1, parts))

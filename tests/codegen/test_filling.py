@@ -54,3 +54,15 @@ def test_programs_fill_the_gpu(name: str, target: str) -> None:
         if (programs := math.prod(grids[0])) < TARGETS[target].sms // 2:
             short[width] = programs
     assert not short
+
+
+@pytest.mark.parametrize("target", [name for name, t in TARGETS.items() if t.kind == "cuda"])
+@pytest.mark.parametrize("channels", [3, 16, 33, 64, 66, 96, 131, 256, 700])
+@pytest.mark.parametrize("count", [1, 2])
+def test_sums_of_images_by_channel_fill_the_gpu(count: int, channels: int, target: str) -> None:
+    """However many channels there are, as many programs as SMs, or nearly, share them."""
+    x = f"bf16[{POINTS // (channels * 3136)},{channels},56,56]"
+    kernel = build(lambda *xs: sum(xs[0] if count == 1 else mul(*xs), dims=(0, 2, 3)), *[x] * count)
+    (grid, *_) = re.findall(r"\[\(([\d, ]+)\)\]\(", generate(kernel, TARGETS[target]).text)
+    programs = math.prod(int(n) for n in grid.split(",") if n)
+    assert programs >= 0.9 * TARGETS[target].sms
