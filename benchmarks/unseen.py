@@ -1,7 +1,7 @@
 """Shapes on which no heuristic was fitted: those that benchmarks.tune compares with the best of a grid.
 
 None is in `benchmarks.works`, on which tiles were measured. They were written down before any was timed, and
-one that turns out badly stays.
+one that turns out badly stays; what was done about it was fitted on others.
 """
 
 from __future__ import annotations
