@@ -112,8 +112,16 @@ RESNET = ((64, 112), (64, 56), (256, 56), (128, 56), (128, 28), (512, 28), (256,
 RESNET += ((512, 14), (512, 7), (2048, 7))
 
 
-PLANES = ((16, 640, 32, 32), (16, 1280, 16, 16), (8, 320, 96, 96), (64, 512, 14, 14), (128, 512, 7, 7))
-"""Images by channel, with planes that no tile divides, or several of which make one."""
+PLANES = {
+    (16, 1280, 16, 16): (2, 2, 3),
+    (8, 320, 96, 96): (3, 3, 5),
+    (64, 512, 14, 14): (2, 2, 3),
+    (128, 512, 7, 7): (2, 2, 3),
+}
+"""Images by channel, with planes that no tile divides, or several of which make one -> passes of GroupNorm's
+forward, and of BatchNorm's forward and backward: a program holds a channel's planes if they are small, and the
+L2 a group unless it is large.
+"""
 
 
 def works() -> Iterator[Work]:
@@ -132,10 +140,10 @@ def works() -> Iterator[Work]:
         least = 3 if nhwc else 2
         yield Work("group_norm_silu", group_norm_silu, (IMAGES, c, c), least, 5, nhwc, "group_norm")
         yield Work("batch_norm_relu", batch_norm_relu, (IMAGES, c, c), 3, 5, nhwc)
-    for image in PLANES:
+    for image, (group, forward, backward) in PLANES.items():
         c = (image[1],)
-        yield Work("group_norm_silu", group_norm_silu, (image, c, c), 2, 5, liger="group_norm")
-        yield Work("batch_norm_relu", batch_norm_relu, (image, c, c), 3, 5)
+        yield Work("group_norm_silu", group_norm_silu, (image, c, c), group, 5, liger="group_norm")
+        yield Work("batch_norm_relu", batch_norm_relu, (image, c, c), forward, backward)
     for channels, size in RESNET:
         image, c = (128, channels, size, size), (channels,)
         yield Work("batch_norm_add_relu", batch_norm_add_relu, (image, image, c, c), 4, 7, True)

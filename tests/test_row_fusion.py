@@ -157,5 +157,6 @@ def test_what_benchmarks_measure_is_at_its_floor(work: Work) -> None:
     inputs = _leaves(work)
     schedule = egcompile.optimize(egcompile.trace(work.call, inputs), target="cuda:90").compiled().schedule
     assert schedule.backward is not None
-    assert passes(schedule.forward, inputs[0]) == pytest.approx(work.forward, abs=0.1)
-    assert passes(schedule.backward, inputs[0]) == pytest.approx(work.backward, abs=0.1)
+    small = {"rel": 0.04, "abs": 0.1}  # what is of rows or planes
+    assert passes(schedule.forward, inputs[0]) == pytest.approx(work.forward, **small)
+    assert passes(schedule.backward, inputs[0]) == pytest.approx(work.backward, **small)
