@@ -119,7 +119,7 @@ PLANES = {
     (128, 512, 7, 7): (2, 2, 3),
 }
 """Images by channel, with planes that no tile divides, or several of which make one -> passes of GroupNorm's
-forward, and of BatchNorm's forward and backward: a program holds a channel's planes if they are small, and the
+forward, and of BatchNorm's forward and backward: a program holds a channel's planes if they are small, the
 L2 a group unless it is large.
 """
 
