@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from egcompile.extract import Extraction, KernelPlan, fusible
 from egcompile.extract.fusible import LOOPS, Role, Site
@@ -104,12 +105,13 @@ def _refused(extraction: Extraction) -> list[str]:
 
 def _reason(writer: KernelPlan, value: Node, reader: KernelPlan, read: Node, settled: bool) -> str:
     producer = Site.of(value.inputs[0] if value.op.kind is Kind.PROJECTION else value)
+    producer = replace(producer, settled=settled)
     root = Site.of(reader.root)
     spaces = {s.space for s in map(Site.of, (value, *writer.nodes)) if s.role is Role.ROW_REDUCTION}
     for consumer in (reader.root, *reader.nodes):
         for position, operand in enumerate(consumer.inputs):
             if operand is read:
-                reason = fusible(producer, Site.of(consumer), position, root, spaces, settled)
+                reason = fusible(producer, Site.of(consumer), position, root, spaces)
                 if reason is not None:
                     return f"{_named(writer)} -> {_named(reader)}: {reason}"
     return f"{_named(writer)} -> {_named(reader)}: apart is cheaper, or the value is needed in memory anyway"

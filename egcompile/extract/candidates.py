@@ -99,13 +99,12 @@ class Kernels:
         """The e-nodes of an operand that can be computed with `n`, in a kernel around e-node `root`."""
         if self.table.role(root) not in (Role.GEMM, Role.CALL):
             return self.known.inline[n, position]
-        sites, known, k = self.table.sites, self.known, self.table.operands[n][position]
+        sites, known = self.table.sites, self.known
         return tuple(
             m
-            for m in self.table.nodes[k]
+            for m in self.table.nodes[self.table.operands[n][position]]
             if known.evaluable[m]
-            and fusible(sites[m], sites[n], position, sites[root], known.carried[m], k in known.settled)
-            is None
+            and fusible(sites[m], sites[n], position, sites[root], known.carried[m]) is None
         )
 
     def constant(self, n: int, position: int, root: int) -> int | None:

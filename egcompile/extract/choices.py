@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egcompile.errors import ExtractionError
 from egcompile.extract.fusible import LOOPS, Role, Site
+from egcompile.extract.settled import settled
 from egcompile.ir.joint import Joint
 from egcompile.ir.node import attr_key
 from egcompile.ir.types import TensorType, ValueType
@@ -68,7 +69,11 @@ def choices(egraph: EGraph) -> Choices:
             raise ExtractionError(f"nothing computes output {name!r}: each of its e-nodes lacks an operand")
     nodes = {c: [n for n in nodes[c] if all(k in order for k in n.operands)] for c in order}
     nodes = _without_round_trips(nodes, order)
-    return _tables(egraph, nodes, order)
+    table = _tables(egraph, nodes, order)
+    for c in settled(table):
+        for n in table.nodes[c]:
+            table.sites[n] = replace(table.sites[n], settled=True)
+    return table
 
 
 def _reachable(egraph: EGraph) -> dict[int, list[ENode]]:

@@ -205,7 +205,7 @@ def _extract(
         greedy_kernels=len(quick.kernels),
         greedy_cost=cost(quick, table, known, costs),
     )
-    return _extraction(egraph, table, known, plan, layouts, stats, strides)
+    return _extraction(egraph, table, plan, layouts, stats, strides)
 
 
 def _first_that_runs(
@@ -256,7 +256,6 @@ def _exact(
 def _extraction(
     egraph: EGraph,
     table: Choices,
-    known: Facts,
     plan: Plan,
     layouts: dict[int, Layout],
     stats: Stats,
@@ -292,8 +291,10 @@ def _extraction(
         given = strides.get(str(node.attr("name")))
         buffers[node] = Buffer.contiguous(node.tensor) if given is None else Buffer(node.tensor, given)
     views = {nodes[c]: nodes[table.operands[n][0]] for c, n in plan.viewed.items()}
-    settled = frozenset(nodes[c] for c in known.settled if c in nodes)
-    return Extraction(rebuilt, kernels, views, buffers, settled, stats)
+    settled = {c for c, site in zip(table.owner, table.sites, strict=True) if site.settled}
+    return Extraction(
+        rebuilt, kernels, views, buffers, frozenset(nodes[c] for c in settled if c in nodes), stats
+    )
 
 
 def _rebuild(table: Choices, picks: Mapping[int, int]) -> dict[int, Node]:

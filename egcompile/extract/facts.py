@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from egcompile.extract.choices import Choices
 from egcompile.extract.fusible import LOOPS, Role, Space, fusible
 from egcompile.extract.layout import is_channels_last, results, view
-from egcompile.extract.settled import settled as settled_classes
 from egcompile.ir.buffer import Buffer
 
 LONGEST_CHAIN = 32
@@ -33,7 +32,6 @@ class Facts:
     forward     c -> some output of the forward may be computed from it
     backward    c -> it may be computed from a cotangent
     outputs     classes that are returned
-    settled     classes whose elements are compared, to the bit, with some that were chosen of them
     """
 
     layouts: list[Layout]
@@ -47,7 +45,6 @@ class Facts:
     forward: list[bool]
     backward: list[bool]
     outputs: frozenset[int]
-    settled: frozenset[int]
 
     def buffer(self, c: int) -> Buffer:
         return self.layouts[c][0]
@@ -60,12 +57,11 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
     forward, backward = _phases(table, depends)
     layouts = _layouts(table, strides, outputs)
     viewable = _viewable(table, layouts, backward)
-    settled = settled_classes(table)
-    carried = _carried(table, settled)
-    evaluable = _evaluable(table, viewable, carried, settled)
-    writable = _writable(table, viewable, carried, evaluable, outputs, settled)
+    carried = _carried(table)
+    evaluable = _evaluable(table, viewable, carried)
+    writable = _writable(table, viewable, carried, evaluable, outputs)
     memory = _memory(table, viewable, writable)
-    inline = _inline(table, carried, evaluable, settled)
+    inline = _inline(table, carried, evaluable)
     return Facts(
         layouts=layouts,
         viewable=viewable,
@@ -78,7 +74,6 @@ def facts(table: Choices, strides: dict[str, tuple[int, ...]]) -> Facts:
         forward=forward,
         backward=backward,
         outputs=outputs,
-        settled=settled,
     )
 
 
@@ -147,15 +142,7 @@ def _layout(
     return tuple(results(enode.op, types, buffers))
 
 
-def _apart(
-    table: Choices, settled: Collection[int], m: int, n: int, position: int, carried: Collection[Space]
-) -> str | None:
-    """Why e-node `m` cannot be computed as that operand of `n`, in a kernel around `n`; None if it can."""
-    site = table.sites[n]
-    return fusible(table.sites[m], site, position, site, carried, table.owner[m] in settled)
-
-
-def _carried(table: Choices, settled: Collection[int]) -> list[frozenset[Space]]:
+def _carried(table: Choices) -> list[frozenset[Space]]:
     """Upwards from the row reductions, along the edges by which a reader can compute them."""
     carried: list[frozenset[Space]] = [frozenset()] * len(table.enodes)
     queue = []
@@ -167,7 +154,7 @@ def _carried(table: Choices, settled: Collection[int]) -> list[frozenset[Space]]
         n = queue.pop()
         for m, position in table.consumers[table.owner[n]]:
             site = table.sites[m]
-            if site.role not in LOOPS or _apart(table, settled, n, m, position, carried[n]):
+            if site.role not in LOOPS or fusible(table.sites[n], site, position, site, carried[n]):
                 continue
             if not carried[n] <= carried[m]:
                 carried[m] |= carried[n]
@@ -175,15 +162,13 @@ def _carried(table: Choices, settled: Collection[int]) -> list[frozenset[Space]]
     return carried
 
 
-def _evaluable(
-    table: Choices, viewable: list[bool], carried: list[frozenset[Space]], settled: Collection[int]
-) -> list[bool]:
+def _evaluable(table: Choices, viewable: list[bool], carried: list[frozenset[Space]]) -> list[bool]:
     """A viewable movement is computed inside a kernel only with its operand; else it is read as a view."""
     evaluable = [site.role in LOOPS and not viewable[n] for n, site in enumerate(table.sites)]
-    for n in range(len(table.sites)):  # operands first
+    for n, site in enumerate(table.sites):  # operands first
         if viewable[n]:
             evaluable[n] = any(
-                evaluable[m] and _apart(table, settled, m, n, 0, carried[m]) is None
+                evaluable[m] and fusible(table.sites[m], site, 0, site, carried[m]) is None
                 for m in table.nodes[table.operands[n][0]]
             )
     return evaluable
@@ -195,7 +180,6 @@ def _writable(
     carried: list[frozenset[Space]],
     evaluable: list[bool],
     outputs: frozenset[int],
-    settled: Collection[int],
 ) -> list[bool]:
     """Where writing can pay: a returned value, one with several readers, or one not to be had otherwise.
 
@@ -215,8 +199,7 @@ def _writable(
             or len({table.owner[m] for m, _ in readers}) > 1
             or any(carried[n] for n in loops)
             or depth[c] % LONGEST_CHAIN == LONGEST_CHAIN - 1
-            or any(_wants(table, viewable, carried, wanted, c, m, p) for m, p in readers)
-            or any(_apart(table, settled, n, m, p, carried[n]) for m, p in readers for n in loops)
+            or any(_wants(table, viewable, carried, wanted, c, loops, m, p) for m, p in readers)
         )
     return [
         want and any(writes(table, viewable, evaluable, n) for n in nodes)
@@ -230,11 +213,14 @@ def _wants(
     carried: list[frozenset[Space]],
     wanted: list[bool],
     c: int,
+    loops: list[int],
     m: int,
     position: int,
 ) -> bool:
     site, reader = table.sites[m], table.owner[m]
     if viewable[m] and (wanted[reader] or reader <= c):
+        return True
+    if any(fusible(table.sites[n], site, position, site, carried[n]) for n in loops):
         return True
     return site.op.name == "expand" and table.tensor(reader).numel > table.tensor(c).numel
 
@@ -278,16 +264,17 @@ def _depends(table: Choices) -> list[int]:
 
 
 def _inline(
-    table: Choices, carried: list[frozenset[Space]], evaluable: list[bool], settled: Collection[int]
+    table: Choices, carried: list[frozenset[Space]], evaluable: list[bool]
 ) -> dict[tuple[int, int], tuple[int, ...]]:
+    sites = table.sites
     return {
         (n, position): tuple(
             m
             for m in table.nodes[k]
-            if evaluable[m] and _apart(table, settled, m, n, position, carried[m]) is None
+            if evaluable[m] and fusible(sites[m], site, position, site, carried[m]) is None
         )
-        for n, operands in enumerate(table.operands)
-        for position, k in enumerate(operands)
+        for n, site in enumerate(sites)
+        for position, k in enumerate(table.operands[n])
     }
 
 

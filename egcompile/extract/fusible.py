@@ -63,13 +63,17 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An op with the types around it: what the predicate reads of an e-node, or of a node of a graph."""
+    """An op with the types around it: what the predicate reads of an e-node, or of a node of a graph.
+
+    settled   whether comparisons must find its elements again (`egcompile.extract.settled`)
+    """
 
     op: OpDef
     attrs: tuple[Attr, ...]
     operands: tuple[ValueType, ...]
     type: ValueType
     role: Role
+    settled: bool = False
 
     @staticmethod
     def make(op: OpDef, attrs: tuple[Attr, ...], operands: tuple[ValueType, ...], type: ValueType) -> Site:
@@ -99,13 +103,11 @@ def fusible(
     position: int,
     root: Site,
     carried: Collection[Space] = (),
-    settled: bool = False,
 ) -> str | None:
     """Whether operand `position` of `consumer` can be computed inside the kernel that `consumer` is in.
 
     root      what that kernel is made around: `consumer` itself, or what it is computed inside
     carried   rows of reductions that may be computed with `producer` in the same kernel
-    settled   whether comparisons must find the operand's elements again (`egcompile.extract.settled`)
 
     None if it can, else the reason why not.
     """
@@ -117,7 +119,7 @@ def fusible(
         return reason
     if root.op.name in BITWISE and producer.role not in (Role.CONSTANT, Role.MOVEMENT):
         return f"{root.op.name} finds an extremum, to the bit, among values that are in memory"
-    if settled and (hands_on(consumer, position) or consumer.op.name == DIFFERENCE):
+    if producer.settled and (hands_on(consumer, position) or consumer.op.name == DIFFERENCE):
         return f"elements of {producer.op.name} are compared, to the bit, with some that were chosen of them"
     if producer.role is Role.REDUCTION:
         return f"{producer.op.name} across rows is complete only when its kernel ends"

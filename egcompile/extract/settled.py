@@ -10,9 +10,12 @@ difference read it there (`fusible`); and the backward does not make it again (`
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from egcompile.extract.choices import Choices
 from egcompile.extract.fusible import COMPARISONS, DIFFERENCE, Role, Site, hands_on
+
+if TYPE_CHECKING:
+    from egcompile.extract.choices import Choices
 
 CHOOSING = {"maximum": 1, "minimum": 1, "where": 1, "amax": 2, "amin": 2}
 """Ops whose elements are some of their operands' -> 1 of the same place, 2 of any, as ATen's calls may."""

@@ -1,5 +1,7 @@
 """Which values comparisons must find again, and what may read them without memory between."""
 
+from dataclasses import replace
+
 import torch
 
 import egcompile
@@ -95,7 +97,7 @@ def test_nothing_is_settled_without_a_choice_of_it() -> None:
 def test_settled_values_are_read_from_memory_by_what_hands_them_on() -> None:
     def why(reader: Node, position: int) -> str | None:
         site = Site.of(reader)
-        return fusible(Site.of(Z), site, position, site, settled=True)
+        return fusible(replace(Site.of(Z), settled=True), site, position, site)
 
     for reader in (amax(Z, (1,)), abs(Z), eq(Z, TOP), sub(Z, TOP), permute(Z, (1, 0)), maximum(Y, Z)):
         assert "compared, to the bit" in str(why(reader, reader.inputs.index(Z)))
