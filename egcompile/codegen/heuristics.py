@@ -18,6 +18,9 @@ WHOLE_ROW = 32768
 MOST_PARTS = 8
 """Programs an SM that share the rows of one column: another kernel adds up what each has."""
 
+AHEAD = 4
+"""Bytes of the narrowest load that can be on its way into shared memory while a loop is at work."""
+
 RUN_TILE = 4096
 """Columns of a tile that lies within a run of columns which share an element of some input."""
 
@@ -78,6 +81,11 @@ class Shape:
     def row_bytes(self) -> int:
         """What is read of a row."""
         return self.cols * sum(self.reads)
+
+    @property
+    def load_bytes(self) -> int:
+        """What one load of a thread takes, of the narrowest tensor, at most."""
+        return self.vector * min(self.reads, default=4)
 
 
 def pow2(n: int) -> int:
@@ -185,9 +193,8 @@ def rows_config(shape: Shape, sums: bool, target: Target) -> Config:
         return Config(1, 4096, 16, 1)
     if width <= 1024 and shape.cols < width and shape.rows * width >= 2**14 * target.sms:
         warps = 1 if shape.words <= 3 and max(shape.reads, default=4) <= 4 else 2  # or they would spill
-        return Config(
-            1024 // width, width, warps, 1
-        )  # lanes beyond the row idle: fewer of them, with more each
+        # lanes beyond the row idle: fewer of them, with more each
+        return Config(1024 // width, width, warps, 1)
     rows = 1
     while rows * width < 2048 and shape.rows // (2 * rows) >= 4 * target.sms:
         rows *= 2
@@ -243,9 +250,7 @@ def _summed_rows_config(shape: Shape, width: int, target: Target) -> Config:
     elif width > 512:
         points, warps, resident = 2048, 4, 4
     elif width > 64:
-        waits = (
-            shape.vector * min(shape.reads, default=4) < 4
-        )  # in registers: no copy of fewer bytes goes ahead
+        waits = shape.load_bytes < AHEAD  # in registers
         points, warps, resident = 1024 if width <= 128 or waits else 2048, 1, 8
         if stages(points * sum(shape.reads), resident, most, target) < most:
             points, resident = 2048, 4
@@ -278,11 +283,10 @@ def columns_config(shape: Shape, target: Target) -> Config:
     if shape.along_cols and shape.cols >= 2**16 and shape.rows < 64:
         return Config(1, 512, 4, 1, 1)
     tile = _tile_of_sums(shape)
-    loaded = shape.vector * min(shape.reads, default=4)
-    if not shape.along_cols and loaded < 4:  # no copy of fewer bytes goes ahead
+    if not shape.along_cols and shape.load_bytes < AHEAD:
         lane = 32 if _summed_words(shape) < 8 else 16  # which all wait in registers
         tile = tile._replace(points=256 * lane, lane=lane, stages=1)
-    elif not shape.along_cols and loaded < 16:
+    elif not shape.along_cols and shape.load_bytes < 16:
         tile = tile._replace(points=tile.points // 2, lane=8)
     if shape.along_cols:
         cols = min(tile.run, pow2(shape.cols))

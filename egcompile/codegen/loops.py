@@ -217,12 +217,12 @@ class _Renderer:
         if tile is not None:
             numbers = f"{grouped(tile.template)} * (BLOCK_COLS // RUN) + {numbers}"
         index = self.tile.bind_runs(scope, self.cols, numbers, block, run)
-        self.bound(self.cols, index, "cols", block)
+        self.bind_index(self.cols, index, "cols", block)
 
     def bind(self, axis: Axis, text: str, hint: str, size: int) -> None:
-        self.bound(axis, Value(text, axes=frozenset({axis}), inline=False), hint, size)
+        self.bind_index(axis, Value(text, axes=frozenset({axis}), inline=False), hint, size)
 
-    def bound(self, axis: Axis, value: Value, hint: str, size: int) -> None:
+    def bind_index(self, axis: Axis, value: Value, hint: str, size: int) -> None:
         own = frozenset({axis})
         index = self.tile.emit(value, hint)
         mask = None

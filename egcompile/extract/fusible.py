@@ -24,7 +24,10 @@ LONGEST_ROW = 1 << 18
 
 
 BITWISE = frozenset({"amax_backward", "amin_backward"})
-"""Kernels of several loops which all must see the same values: what is computed in each could differ."""
+"""Kernels of several loops which all must see the same values: what is computed in each could differ.
+
+They compare with nothing that the forward saved: it may fuse what they read, or that may be made again.
+"""
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
@@ -98,11 +101,7 @@ def space_of(shape: tuple[int, ...]) -> Space:
 
 
 def fusible(
-    producer: Site,
-    consumer: Site,
-    position: int,
-    root: Site,
-    carried: Collection[Space] = (),
+    producer: Site, consumer: Site, position: int, root: Site, carried: Collection[Space] = ()
 ) -> str | None:
     """Whether operand `position` of `consumer` can be computed inside the kernel that `consumer` is in.
 

@@ -220,6 +220,12 @@ def static_number(x: Any) -> Any:
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
+def returned(gm: fx.GraphModule) -> list[Any]:
+    """What a graph returns: nodes, and constants as they are."""
+    values: Any = gm.graph.output_node().args[0]
+    return list(values)
+
+
 def example(node: Any) -> Any:
     """The example value that a tracer left on an fx node; None on what is no node or has none."""
     return node.meta.get("val", node.meta.get("example_value")) if isinstance(node, fx.Node) else None
@@ -411,11 +417,10 @@ def trace_gradients(
 def _take_results(gm: fx.GraphModule, operands: int, results: int) -> None:
     """Reads the op's results, which the graph returns first, from its inputs, and returns the rest only."""
     _remove_names(gm)
-    output = gm.graph.output_node()
-    returned: Sequence[Any] = output.args[0]  # type: ignore[assignment]
+    values = returned(gm)
     inputs = gm.graph.find_nodes(op="placeholder")
-    output.args = (tuple(returned[results:]),)
-    for node, given in zip(returned[:results], inputs[operands:], strict=False):
+    gm.graph.output_node().args = (tuple(values[results:]),)
+    for node, given in zip(values[:results], inputs[operands:], strict=False):
         if isinstance(node, fx.Node) and node.op == "call_function":
             node.replace_all_uses_with(given)
     gm.graph.eliminate_dead_code(_is_wanted)

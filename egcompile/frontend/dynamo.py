@@ -254,7 +254,7 @@ def _mutated(gm: fx.GraphModule, signature: Any, imported: FxGraph) -> tuple[tup
 
 def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> None:
     """A float that became a tensor could change a dtype, since it promotes unlike a Python number."""
-    returned, computed = _returned(captured), _returned(functional)
+    returned, computed = _torch.returned(captured), _torch.returned(functional)
     for node, result in zip(returned, computed[len(computed) - len(returned) :], strict=True):
         wanted, found = _torch.example(node), _torch.example(result)
         if isinstance(wanted, Tensor) and isinstance(found, Tensor) and wanted.dtype != found.dtype:
@@ -262,7 +262,3 @@ def _verify_outputs(captured: fx.GraphModule, functional: fx.GraphModule) -> Non
                 f"output {node} came out as {found.dtype} where PyTorch has {wanted.dtype}; a Python float "
                 "that changes between calls promotes as a tensor, so pass it as a tensor"
             )
-
-
-def _returned(gm: fx.GraphModule) -> list[Any]:
-    return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]

@@ -140,7 +140,8 @@ class _Region:
 
     def enter(self, node: fx.Node) -> None:
         """A region of torch.export, `(enabled, body, *operands)`; its results are read by getitem."""
-        enabled, body = bool(node.args[0]), getattr(self.gm, str(node.args[1].target))  # type: ignore[union-attr]
+        region: Any = node.args[1]
+        enabled, body = bool(node.args[0]), getattr(self.gm, str(region.target))
         if enabled:
             self.detach_operands(node)
         operands = zip(body.graph.find_nodes(op="placeholder"), node.args[2:], strict=True)

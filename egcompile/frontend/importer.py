@@ -15,7 +15,7 @@ from torch import fx
 
 from egcompile import ops
 from egcompile.errors import EgcompileError, TraceError, TypeMismatch, UnsupportedOp
-from egcompile.frontend._torch import OpOverload, example, tensors_in
+from egcompile.frontend._torch import OpOverload, example, returned, tensors_in
 from egcompile.frontend.aten import KEPT, RANDOM, TABLE
 from egcompile.frontend.constants import Constants, leaf_of, nodes_in
 from egcompile.frontend.derivative import derivative_of
@@ -86,7 +86,7 @@ def import_fx(
             case "call_function":
                 importer.values[node] = importer.call(node)
             case "output":
-                return importer.finish(_returned(gm))
+                return importer.finish(returned(gm))
             case _:
                 raise TraceError(f"{node.op} {node.target} in a graph that should be functional ATen")
     raise TraceError("the graph has no output node")
@@ -269,17 +269,14 @@ def _device(gm: fx.GraphModule, bindings: Sequence[Binding]) -> torch.device:
     """Where the inputs lie, or else the results; the CPU if nothing but numbers says."""
     placeholders = zip(gm.graph.find_nodes(op="placeholder"), bindings, strict=False)
     inputs = [example(node) for node, binding in placeholders if isinstance(binding, str)]
-    results = list(map(example, _returned(gm)))
+    results = list(map(example, returned(gm)))
     return device_of(tensors_in(inputs)) or device_of(tensors_in(results)) or torch.device("cpu")
-
-
-def _returned(gm: fx.GraphModule) -> list[Any]:
-    return list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
 def _in_schema_order(node: fx.Node) -> list[Any]:
     """All arguments of a call, defaults filled in."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    target: Any = node.target
+    schema = target._schema.arguments
     given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
     return [given.get(a.name, a.default_value) for a in schema]
 

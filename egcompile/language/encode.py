@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from egcompile.ir.graph import Graph
 from egcompile.ir.node import Attr, Node
@@ -65,17 +66,18 @@ def result_sort(op: OpDef) -> str:
 
 def literal(value: Attr, kind: str) -> str:
     """An attribute of a kind as egglog text; floats are exact, infinities and NaN included."""
+    held: Any = value  # of that kind
     match kind:
         case "dtype":
-            return f'"{DTYPE_NAMES[value]}"'  # type: ignore[index]
+            return f'"{DTYPE_NAMES[held]}"'
         case "str":
             return json.dumps(value, ensure_ascii=False)
         case "bool":
             return "true" if value else "false"
         case "ints":
-            return f"(vec-of {' '.join(map(str, value))})"  # type: ignore[arg-type]
+            return f"(vec-of {' '.join(map(str, held))})"
         case "float":
-            number = float(value)  # type: ignore[arg-type]
+            number = float(held)
             return "NaN" if math.isnan(number) else repr(number)
     return str(value)
 

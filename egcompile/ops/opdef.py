@@ -97,6 +97,7 @@ class OpDef:
         object.__setattr__(self, "_inferred", functools.lru_cache(maxsize=4096)(self._infer))
 
     attr_names: tuple[str, ...] = field(init=False)
+    _inferred: TypeRule = field(init=False)
 
     @property
     def variadic(self) -> bool:
@@ -120,7 +121,7 @@ class OpDef:
         """The type of `op(types, attrs)`; raises TypeMismatch."""
         if not self.variadic and len(types) != len(self.operands):
             raise TypeMismatch(f"{self.name} takes {len(self.operands)} operands, got {len(types)}")
-        return self._inferred(types, attrs)  # type: ignore[attr-defined]
+        return self._inferred(types, attrs)
 
     def _infer(self, types: tuple[ValueType, ...], attrs: tuple[Attr, ...]) -> ValueType:
         named = dict(zip(self.attr_names, attrs, strict=True))

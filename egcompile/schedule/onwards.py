@@ -2,8 +2,8 @@
 
 A named kernel is planned for itself, and what reads it is another, which reads the rows again: an
 activation after a layer norm, or all of a group norm but its moments. Where rows lie together in memory, are
-short enough for the L2 and many enough to fill the GPU, one kernel does both. Likewise where a batch norm's
-rows, a channel's planes, are so few that a program holds them: all of it but the sums, in both directions.
+short enough for the L2 and many enough to fill the GPU, one kernel does both. Likewise where a program holds
+a batch norm's rows, which are a channel's planes: all of it, and of its backward, is then one kernel each.
 """
 
 from __future__ import annotations
